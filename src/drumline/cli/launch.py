@@ -1,0 +1,76 @@
+"""`drumline launch`: a script on every device."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from drumline.errors import ConfigError
+from drumline.rundir import RunDir
+
+if TYPE_CHECKING:
+    from drumline.launcher.start import Result
+
+_KEYS = ("hardware.device", "hardware.gpus", "hardware.num_processes")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the app."""
+    # Without interspersed options everything behind SCRIPT is the script's.
+    settings = {"ignore_unknown_options": False, "allow_interspersed_args": False}
+    app.command("launch", context_settings=settings)(launch)
+
+
+def launch(
+    script: Annotated[Path, typer.Argument(help="Python script; it runs once a worker, as torchrun would run it.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Go to the script untouched.")] = None,
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help=f"One of {', '.join(_KEYS)}; may be given again."),
+    ] = None,
+) -> None:
+    """Start a script in one process a visible GPU; on a machine without GPU in one, or in as many as you say."""
+    from drumline.config.load import load_config
+    from drumline.hardware.inventory import detect
+    from drumline.launcher.spec import LaunchSpec
+    from drumline.launcher.start import choose_workers, launch_directory, start_workers
+
+    config = load_config(None, _checked(overrides or []))
+    if not script.exists():
+        raise ConfigError(f"there is no script {script}", "give the path of a Python file")
+    workers = choose_workers(config.hardware, detect())
+    run = launch_directory(script.stem)
+    gpus = workers.gpus if workers.gpus or config.hardware.device == "cpu" else None
+    spec = LaunchSpec(run.path, workers.num, "script", str(script), tuple(arguments or []), gpus)
+    finish(start_workers(spec), run)
+
+
+def _checked(overrides: list[str]) -> list[str]:
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        if key not in _KEYS:
+            raise ConfigError(
+                f"--set {override}: launch only decides which workers there are",
+                f"set one of {', '.join(_KEYS)} here, and {key} in the script",
+            )
+    return overrides
+
+
+def finish(result: Result, run: RunDir) -> None:
+    """End the command as the launch ended, the first failing rank's message last on screen.
+
+    Raises that failure as LaunchError, and typer.Exit after an interruption.
+    """
+    if result.interrupted is not None:
+        print(f"interrupted by {result.interrupted.name}; all workers have ended", file=sys.stderr)
+        raise typer.Exit(result.exit_status)
+    failure = result.failure
+    if failure is None:
+        return
+    if failure.traceback:
+        print(failure.traceback, file=sys.stderr)
+    log = run.logs / "agent.log" if failure.rank is None else run.log_of(failure.rank)
+    raise failure.to_error(log)

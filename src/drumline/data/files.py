@@ -1,0 +1,144 @@
+"""Text files: paths and globs to a sorted list, and their text in pieces, with errors that name what is near."""
+
+from __future__ import annotations
+
+import codecs
+import difflib
+import glob
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from drumline.config.recipes import expand_path
+from drumline.errors import DataError
+
+PIECE_CHARS = 2**18
+# Best first. GPT-2's and Llama 3's patterns end a word between a letter or digit and white space, but Llama 3's takes
+# a full stop and the newlines after it as one word.
+_CUTS: tuple[tuple[str, Callable[[str], bool]], ...] = (
+    ("\n", str.isalnum),
+    (" ", str.isalnum),
+    ("\n", lambda before: not before.isspace()),
+)
+
+
+def expand_files(patterns: Sequence[str], setting: str = "data.train") -> list[Path]:
+    """Give the files that paths and globs name, each once, in natural order (chapter_2 before chapter_10).
+
+    `recipes:` names the packed recipes folder, `~` the home folder; a glob passes over folders. `setting` is the
+    key that errors name. Raises DataError for a pattern without a match, a path that is no file, and for files that
+    are all empty.
+    """
+    found: dict[Path, Path] = {}
+    for pattern in patterns:
+        for path in _match(pattern, setting):
+            found.setdefault(path.resolve(), path)
+    files = sorted(found.values(), key=natural_key)
+    if not any(path.stat().st_size for path in files):
+        raise DataError(f"{setting}: all {len(files)} files are empty", f"name files with text in {setting}")
+    return files
+
+
+def natural_key(path: Path) -> tuple[list[str | int], str]:
+    """Sort key that compares runs of digits as numbers; the text itself breaks ties (1 and 01)."""
+    text = path.as_posix()
+    # Splitting by a group alternates text and digits, so that text is only ever compared with text.
+    return [int(part) if i % 2 else part for i, part in enumerate(re.split(r"([0-9]+)", text))], text
+
+
+def file_digest(path: Path) -> bytes:
+    """SHA-256 of a file's content. Raises DataError where it cannot be read."""
+    with _reading(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
+def read_pieces(path: Path, size: int = PIECE_CHARS) -> Iterator[str]:
+    """Yield a UTF-8 file's text in pieces of about `size` characters, never the whole file at once.
+
+    The pieces together are the text, unchanged. They are cut where a tokenizer ends a word anyway: before a newline
+    or else a space that follows a letter or digit; for text without such a place, before another newline, or anywhere.
+    Raises DataError with the byte offset where the file is not UTF-8.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    position, text, chunk = 0, "", b"x"
+    with _reading(path), path.open("rb") as file:
+        while chunk:
+            chunk = file.read(size)
+            pending = len(decoder.getstate()[0])
+            try:
+                text += decoder.decode(chunk, final=not chunk)
+            except UnicodeDecodeError as error:
+                raise _not_utf8(path, position - pending + error.start, error.object[error.start]) from None
+            position += len(chunk)
+            if len(text) >= size:
+                cut = _cut(text)
+                yield text[:cut]
+                text = text[cut:]
+    if text:
+        yield text
+
+
+def nearest(path: Path) -> str:
+    """Say what exists near a path that does not: the names most like its first missing part, or the folder's first."""
+    missing = path
+    while not missing.parent.exists() and missing.parent != missing:
+        missing = missing.parent
+    folder = missing.parent
+    if not folder.is_dir():
+        return f"{folder} is not a folder"
+    names = sorted((entry.name for entry in folder.iterdir()), key=lambda name: natural_key(Path(name)))
+    close = difflib.get_close_matches(missing.name, names, n=3)
+    if close:
+        return f"{folder} has {', '.join(close)}"
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{folder} has {', '.join(names[:3])}{more}" if names else f"{folder} is empty"
+
+
+def _match(pattern: str, setting: str) -> list[Path]:
+    path = Path(expand_path(pattern)).expanduser()
+    with _reading(path):
+        # A name with a bracket in it may be a file all the same.
+        if path.is_file():
+            return [path]
+        if path.is_dir():
+            files = f"{pattern.rstrip('/')}/*.txt"
+            raise DataError(f"{setting}: {pattern!r} is a folder, not a file", f"name its files: {files!r}")
+        if path.exists():
+            raise DataError(f"{setting}: {pattern!r} is not a regular file", "copy its text into a file and name that")
+        # Not Path.glob: it would take hidden files, which editors leave behind.
+        found = [Path(name) for name in glob.glob(str(path), recursive=True)]  # noqa: PTH207
+        matches = [match for match in found if match.is_file()]
+        if not matches:
+            missing = "no file matches" if glob.has_magic(pattern) else "there is no file"
+            raise DataError(f"{setting}: {missing} {pattern!r}", f"correct the name: {nearest(path)}")
+    return matches
+
+
+def _cut(text: str) -> int:
+    """Where to end the piece: at least 1, at most all of it."""
+    for mark, may_precede in _CUTS:
+        end = len(text)
+        while (end := text.rfind(mark, 1, end)) > 0:
+            if may_precede(text[end - 1]):
+                return end
+    return len(text)
+
+
+def _not_utf8(path: Path, offset: int, byte: int) -> DataError:
+    guess = "UTF-16" if offset == 0 and byte in (0xFE, 0xFF) else "WINDOWS-1252"
+    return DataError(
+        f"{path} is not UTF-8 text: byte 0x{byte:02x} at offset {offset}",
+        f"convert it (if it is {guess}: iconv -f {guess} -t UTF-8 {path} > converted.txt), or leave it out",
+    )
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or os.strerror(error.errno or 0)
+        raise DataError(f"cannot read {path}: {reason}", "check that the file is there and may be read") from error

@@ -1,0 +1,108 @@
+"""The feed: update windows of one shard, in order, from a map-style data set or a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
+
+from drumline.data.loader import RowLoader
+from drumline.data.order import Cut, Rows, epoch_order, epoch_windows, evaluation_batches
+from drumline.parallel.strategy import MicroBatch
+
+
+@dataclass(frozen=True)
+class Window:
+    """One shard's part of one update."""
+
+    epoch: int
+    index: int
+    """Number of the window in its epoch."""
+    micro_batches: tuple[MicroBatch, ...]
+    """Empty where no row of the whole window has anything to count: such a window is passed over by all."""
+
+    rows: int
+    """Rows of this shard that it stands for; 0 where the shard only takes part."""
+
+    @property
+    def units(self) -> int:
+        """Units that this shard's part of the loss sums over."""
+        return sum(m.units for m in self.micro_batches if m.weight)
+
+    @property
+    def samples(self) -> int:
+        """Rows that this shard's auxiliary losses are weighed by."""
+        return sum(m.samples for m in self.micro_batches if m.weight)
+
+
+class Feed(Protocol):
+    """Where the loop gets its windows."""
+
+    waited_s: float
+    """Seconds that the loop has waited for the loader, in total."""
+
+    def epoch(self, epoch: int, start: int) -> Iterator[Window]:
+        """Windows of one epoch from window `start` on."""
+        ...
+
+    def evaluation(self) -> Iterator[MicroBatch]:
+        """Batches of an evaluation, each of the shard's rows once."""
+        ...
+
+    def close(self) -> None:
+        """End loader processes."""
+        ...
+
+
+class RowFeed:
+    """Windows over a map-style data set: window k is `order[k*B:(k+1)*B]`, whatever the world."""
+
+    def __init__(
+        self, loader: RowLoader, num_rows: int, cut: Cut, seed: int, *, shuffle: bool, needs_count: bool
+    ) -> None:
+        self._loader = loader
+        self._num_rows = num_rows
+        self._cut = cut
+        self._seed = seed
+        self._shuffle = shuffle
+        self._needs_count = needs_count
+        self.waited_s = 0.0
+
+    def epoch(self, epoch: int, start: int) -> Iterator[Window]:
+        """Windows of one epoch; rows before `start` are never read."""
+        order = epoch_order(self._num_rows, self._seed, epoch, shuffle=self._shuffle)
+        plan = chain.from_iterable(epoch_windows(order, self._cut, start))
+        read = self._loader.read((piece.rows.tolist() for piece in plan), seed=epoch)
+        for index, pieces in enumerate(epoch_windows(order, self._cut, start), start):
+            began = time.perf_counter()
+            micro_batches = [next(read)._replace(weight=piece.weight) for piece in pieces]
+            self.waited_s += time.perf_counter() - began
+            rows = sum(len(piece.rows) for piece in pieces if piece.weight)
+            if self._needs_count:
+                micro_batches = self._countable(micro_batches, order, index)
+            yield Window(epoch, index, tuple(micro_batches), rows)
+
+    def _countable(self, micro_batches: list[MicroBatch], order: Rows, index: int) -> list[MicroBatch]:
+        """Leave out what counts nothing: a mean over nothing is 0/0, and weight 0 times NaN is NaN.
+
+        A shard that has nothing left takes part, with weight 0, on some row of the window that counts.
+        """
+        counted = [m for m in micro_batches if m.units]
+        if counted:
+            return counted
+        size = self._cut.global_batch
+        for row in order[index * size : (index + 1) * size]:
+            stand_in = self._loader.read_one(int(row))
+            if stand_in.units:
+                return [stand_in._replace(weight=0)]
+        return []
+
+    def evaluation(self) -> Iterator[MicroBatch]:
+        """Batches of an evaluation, each of the shard's rows once."""
+        return self._loader.read(evaluation_batches(self._num_rows, self._cut), seed=0)
+
+    def close(self) -> None:
+        """End loader processes."""
+        self._loader.close()

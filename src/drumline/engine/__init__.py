@@ -1,0 +1,1 @@
+"""Engine: the loop and its guarantees."""

@@ -1,0 +1,113 @@
+"""The loop: windows of an epoch in, one record an update out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from drumline.data.windows import Window
+from drumline.engine.checkpoint import save_checkpoint
+from drumline.engine.evaluate import evaluate
+from drumline.engine.lines import log_line, record_evaluation
+from drumline.engine.process import seed_window
+from drumline.engine.records import StepInfo
+from drumline.engine.run import Run
+from drumline.parallel.strategy import Scale
+
+
+class Totals(NamedTuple):
+    """What the ranks agree on before a window's first backward pass."""
+
+    rows: int
+    """Rows over all shards; 0: the epoch has ended for everybody."""
+    units: int
+    """Units that the loss sums over."""
+    samples: int
+    """Samples that auxiliary losses are weighed by."""
+
+
+def run_updates(run: Run, epochs: int | None) -> Iterator[StepInfo]:
+    """Run epochs until the plan's steps, `epochs` more epochs, or an agreed stop."""
+    planned = run.config.train.epochs or math.inf
+    last_epoch = planned if epochs is None else min(planned, run.progress.epoch + epochs)
+    total = math.inf if run.plan.steps is None else run.plan.steps
+    if run.config.evaluate.at_start and run.evaluation_feed is not None and run.progress.step == 0:
+        record_evaluation(run, evaluate(run))
+    while run.reason is None and run.progress.epoch < last_epoch and run.progress.step < total:
+        yield from run_epoch(run)
+    run.learn(keep=0)
+    run.reason = run.reason or "done"
+
+
+def run_epoch(run: Run) -> Iterator[StepInfo]:
+    """Run what is left of one epoch. All ranks branch on agreed values only."""
+    progress, strategy = run.progress, run.strategy
+    windows = run.feed.epoch(progress.epoch, progress.window)
+    window = next(windows, None)
+    totals, notes = agree(run, "epoch", window)
+    while totals.rows and run.reason is None:
+        assert window is not None
+        run_window = totals.units > 0
+        if run_window:
+            seed_window(run.config.seed, progress.epoch, progress.window, run.groups.world.rank)
+            sums = strategy.window(window.micro_batches, Scale(1 / totals.units, 1 / totals.samples))
+        following = next(windows, None)
+        next_totals, notes = agree(run, "update", following)
+        if run.reason is not None:
+            strategy.discard()
+            return
+        progress.window += 1
+        if run_window:
+            strategy.heed(notes)
+            progress.step += 1
+            run.pending.push(progress.step, strategy.step(run.config.train.max_norm))
+            run.meter.add(sums)
+            run.interval.samples += totals.rows
+            run.interval.units += totals.units
+            info = StepInfo(progress.step, progress.epoch, totals.rows, totals.units)
+            finish_step(run, info, epoch_ends=next_totals.rows == 0)
+            yield info
+        else:
+            run.event("empty_window", epoch=progress.epoch, window=progress.window - 1)
+        window, totals = following, next_totals
+    if run.reason is None:
+        progress.epoch, progress.window = progress.epoch + 1, 0
+
+
+def agree(run: Run, tag: str, following: Window | None) -> tuple[Totals, Sequence[dict[str, list[str]]]]:
+    """One message from every rank: the next window's counts, what the strategy must know, and whether to stop."""
+    mine: dict[str, Any] = {"notes": run.strategy.notes(), "stop": run.stop_reason}
+    mine["next"] = (following.rows, following.units, following.samples) if following is not None else (0, 0, 0)
+    answers = run.groups.side.exchange(tag, mine)
+    run.reason = run.reason or next((answer["stop"] for answer in answers if answer["stop"]), None)
+    totals = Totals(*(sum(column) for column in zip(*(answer["next"] for answer in answers), strict=True)))
+    return totals, [answer["notes"] for answer in answers]
+
+
+def finish_step(run: Run, info: StepInfo, *, epoch_ends: bool) -> None:
+    """What is due after an update: outcomes, log line, evaluation, checkpoint, end."""
+    progress, plan, config = run.progress, run.plan, run.config
+    run.learn(keep=1 if plan.device == "cuda" else 0)
+    if plan.steps is not None and progress.step >= plan.steps:
+        run.learn(keep=0)  # a skipped update is made up for
+    ends = plan.steps is not None and progress.step >= plan.steps
+    info.step = progress.step
+    if info.step % config.track.every == 0 or ends:
+        info.logged = log_line(run, info)
+    if evaluation_is_due(run, epoch_ends=epoch_ends, ends=ends):
+        info.evaluation = record_evaluation(run, evaluate(run))
+    if config.checkpoint.every is not None and info.step % config.checkpoint.every == 0:
+        save_checkpoint(run, epoch_ended=epoch_ends)
+    if ends:
+        run.reason = run.reason or "done"
+
+
+def evaluation_is_due(run: Run, *, epoch_ends: bool, ends: bool) -> bool:
+    """Whether the held-out data is evaluated after this update."""
+    if run.evaluation_feed is None:
+        return False
+    every = run.config.evaluate.every
+    if isinstance(every, int):
+        return run.progress.step % every == 0 or ends
+    return ends or (epoch_ends and every == "epoch")

@@ -1,0 +1,145 @@
+"""All that one run holds while it runs, and what it has learned so far."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from drumline.config.schema import RunConfig
+from drumline.data.windows import Feed
+from drumline.engine.meter import Meter
+from drumline.engine.pending import Pending
+from drumline.engine.stopping import Patience
+from drumline.errors import NonFiniteError
+from drumline.parallel.groups import Groups
+from drumline.parallel.strategy import Strategy, Task
+from drumline.plan.record import Plan
+from drumline.rundir import LineWriter, RunDir
+from drumline.track.protocol import Tracker
+
+logger = logging.getLogger("drumline")
+
+
+@dataclass
+class Progress:
+    """Where a run stands; all of it is in a checkpoint and equal on all ranks."""
+
+    step: int = 0
+    """Updates begun, less those known to be skipped: completed updates, once nothing is pending."""
+    epoch: int = 0
+    window: int = 0
+    """Next window of the epoch."""
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    patience: Patience = field(default_factory=Patience)
+    history: list[dict[str, float]] = field(default_factory=list)
+
+    def to_state(self) -> dict[str, Any]:
+        """As plain values."""
+        values = dict(vars(self))
+        values["patience"] = vars(self.patience)
+        return values
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Progress:
+        """Back from plain values."""
+        return cls(**{**state, "patience": Patience(**state["patience"])})
+
+
+@dataclass
+class Interval:
+    """What is counted between two log lines."""
+
+    began: float
+    waited_s: float = 0.0
+    samples: int = 0
+    units: int = 0
+
+
+@dataclass
+class Run:
+    """The parts of a run, assembled by `engine.start`."""
+
+    config: RunConfig
+    plan: Plan
+    groups: Groups
+    directory: RunDir
+    model: nn.Module
+    task: Task
+    strategy: Strategy
+    feed: Feed
+    evaluation_feed: Feed | None
+    pending: Pending
+    flops_per_unit: float | None
+    """Training FLOPs of one counted unit; None where the model's are not known."""
+    peak_flops: float | None
+    """Of one device, at the run's precision; None where not known."""
+    trackers: Sequence[Tracker] = ()
+    events: LineWriter | None = None
+    clock: Callable[[], float] = time.perf_counter
+    meter: Meter = field(default_factory=Meter)
+    progress: Progress = field(default_factory=Progress)
+    stop_reason: str | None = None
+    """Asked for on this rank; not agreed yet."""
+    reason: str | None = None
+    """Why the run ended, agreed by all ranks; None while it goes on."""
+
+    def __post_init__(self) -> None:
+        self.began = self.clock()
+        self.interval = Interval(self.began)
+        self.last_norm = math.nan
+        self.last_lr = math.nan
+
+    @property
+    def is_rank_zero(self) -> bool:
+        """Whether this rank writes the run directory."""
+        return self.groups.world.rank == 0
+
+    def event(self, name: str, **facts: Any) -> None:
+        """Write one line to events.jsonl, on rank 0."""
+        if self.events is not None:
+            self.events.write({"event": name, "rank": self.groups.world.rank, **facts})
+
+    def track(self, record: dict[str, Any]) -> None:
+        """Hand a record to every tracker, on rank 0."""
+        for tracker in self.trackers:
+            tracker.log(record)
+
+    def learn(self, *, keep: int) -> None:
+        """Take in the outcomes that are known, all but the newest `keep`.
+
+        Raises NonFiniteError where the policy says stop, or after too many skipped updates in a row. The norm is of
+        the reduced gradient, so that every rank comes to the same end here.
+        """
+        for known in self.pending.take(keep):
+            self.last_norm, self.last_lr = known.norm, known.lr
+            if known.applied:
+                self.progress.skipped_in_a_row = 0
+                continue
+            self.progress.step -= 1
+            self.progress.skipped += 1
+            self.progress.skipped_in_a_row += 1
+            self._non_finite(known.step, known.norm)
+
+    def _non_finite(self, step: int, norm: float) -> None:
+        train = self.config.train
+        what = "NaN" if math.isnan(norm) else "infinite"
+        if train.non_finite == "stop" and self.plan.precision != "fp16":
+            raise NonFiniteError(
+                f"the gradient of update {step} is {what}",
+                "lower train.lr, look at the data of this update, or go on past it with train.non_finite=skip",
+            )
+        in_a_row = self.progress.skipped_in_a_row
+        if in_a_row >= train.max_skipped:
+            raise NonFiniteError(
+                f"{in_a_row} updates in a row had a gradient that is not finite, the last one update {step}",
+                "lower train.lr, or use bf16 or fp32 (train.precision)",
+            )
+        logger.warning("update %d skipped: its gradient is %s", step, what)
+        self.event("skipped", step=step, in_a_row=in_a_row)

@@ -1,0 +1,97 @@
+"""Exceptions with stable codes. Every one says what is wrong and what to do about it."""
+
+from __future__ import annotations
+
+
+class DrumlineError(Exception):
+    """Base of all errors that a user can do something about.
+
+    `code` is stable and machine-readable; `exit_status` is what a command ends with: 1 failed, 2 bad request,
+    3 interrupted and resumable.
+    """
+
+    code = "error"
+    exit_status = 1
+
+    def __init__(self, problem: str, fix: str) -> None:
+        super().__init__(problem, fix)
+        self.problem = problem
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.problem}\n  fix: {self.fix}"
+
+
+class ConfigError(DrumlineError):
+    """A recipe, an override or an argument that cannot be meant as written."""
+
+    code = "config"
+    exit_status = 2
+
+
+class RunDirExists(DrumlineError):
+    """The run directory is already another run's."""
+
+    code = "run_dir_exists"
+    exit_status = 2
+
+
+class DataError(DrumlineError):
+    """A data source that cannot be read as what it was said to be."""
+
+    code = "data"
+    exit_status = 2
+
+
+class HardwareError(DrumlineError):
+    """The machine does not have what the run asks for."""
+
+    code = "hardware"
+    exit_status = 2
+
+
+class MissingExtra(DrumlineError):
+    """An optional package is needed and not installed."""
+
+    code = "missing_extra"
+    exit_status = 2
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"the package {package} is not installed", f"pip install 'drumline[{extra}]'")
+        self.args = (package, extra)
+
+
+class ValueRangeError(DrumlineError):
+    """Token ids or labels outside of what the model can take, caught before the device sees them."""
+
+    code = "value_range"
+
+
+class NonFiniteError(DrumlineError):
+    """The loss or the gradient is NaN or infinite and the policy says stop."""
+
+    code = "non_finite"
+
+
+class GroupError(DrumlineError):
+    """Ranks that did not meet, or met in different places."""
+
+    code = "group"
+
+
+class BackendError(DrumlineError):
+    """A communication backend failed its check at start."""
+
+    code = "backend"
+
+
+class PeerFailed(DrumlineError):
+    """Another rank failed; this one ends because of it."""
+
+    code = "peer_failed"
+
+
+class LaunchError(DrumlineError):
+    """Workers could not be started, or one of them failed."""
+
+    code = "launch"

@@ -1,0 +1,1 @@
+"""What this machine has: GPUs by UUID through NVML, CPU and memory within container limits, peak rates. No torch."""

@@ -1,0 +1,1 @@
+"""Who starts the workers, and what world a process is part of. Nothing here imports torch before a child runs."""

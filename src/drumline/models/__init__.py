@@ -1,0 +1,1 @@
+"""Models: the reference decoder, Hugging Face folders, and what a step of them costs."""

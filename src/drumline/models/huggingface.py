@@ -1,0 +1,143 @@
+"""Models from a local Hugging Face folder, and what can be read from such a model."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+from typing import Any, Literal
+
+from torch import nn
+
+from drumline.config.schema import HuggingFaceModel
+from drumline.errors import ConfigError, MissingExtra
+
+Head = Literal["causal", "masked", "token_classification", "sequence_classification"]
+
+_HEADS: tuple[tuple[str, Head], ...] = (
+    (r"(ForCausalLM|LMHeadModel)$", "causal"),
+    (r"ForMaskedLM$", "masked"),
+    (r"ForTokenClassification$", "token_classification"),
+    (r"ForSequenceClassification$", "sequence_classification"),
+)
+
+_logger = logging.getLogger(__name__)
+
+
+def is_pretrained(model: object) -> bool:
+    """Whether the model is one of transformers', told by name so that nothing is imported."""
+    return any(
+        base.__name__ == "PreTrainedModel" and base.__module__.partition(".")[0] == "transformers"
+        for base in type(model).__mro__
+    )
+
+
+def head_of(model: nn.Module) -> Head | None:
+    """What a transformers model is trained for, by its class names; None where its loss is not known to us.
+
+    causal only where the loss is transformers' own, which shifts the labels: the decoders that were cut out of
+    Bart, Whisper and their like are named ForCausalLM too and compare position by position.
+    """
+    for base in type(model).__mro__:
+        for pattern, head in _HEADS:
+            if re.search(pattern, base.__name__):
+                return None if head == "causal" and not _uses_library_loss(base) else head
+    return None
+
+
+def _uses_library_loss(model_class: type) -> bool:
+    return "loss_function" in inspect.unwrap(model_class.forward).__code__.co_names  # type: ignore[attr-defined]
+
+
+def learned_positions(model: nn.Module) -> int | None:
+    """Longest row that a transformers model with a table of learned positions can take; None without such a table."""
+    limit = getattr(text_config(model), "max_position_embeddings", None)
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    tokens = model.get_input_embeddings()  # type: ignore[operator]
+    # OPT's table has two rows more than positions.
+    found = any(table is not tokens and table.num_embeddings in (limit, limit + 2) for table in tables if limit)
+    return limit if found else None
+
+
+def text_config(model: nn.Module) -> Any:
+    """The part of a transformers model's configuration that describes its language model."""
+    return model.config.get_text_config()  # type: ignore[union-attr, operator]
+
+
+def load_model(config: HuggingFaceModel) -> nn.Module:
+    """The model of a local folder, in float32 and training mode, with its cache of keys and values off.
+
+    Nothing is fetched. Attention is torch's fused one where the model has it (transformers' own default).
+    Raises ConfigError for a folder that does not hold such a model, MissingExtra without transformers.
+    """
+    try:
+        import transformers
+        from safetensors import SafetensorError
+    except ImportError as error:
+        raise MissingExtra("transformers", "hf") from error
+    if not (config.path / "config.json").is_file():
+        raise ConfigError(
+            f"model.path {config.path} is no Hugging Face folder: it has no config.json",
+            "give the folder that holds config.json and the weights; nothing is downloaded",
+        )
+    auto = {
+        "causal": transformers.AutoModelForCausalLM,
+        "sequence_classification": transformers.AutoModelForSequenceClassification,
+    }[config.head]
+    try:
+        shape, new_head = _read_shape(config, transformers.AutoConfig)
+        if config.random_weights:
+            model = auto.from_config(shape, dtype="float32", trust_remote_code=False)
+        else:
+            model, info = auto.from_pretrained(
+                config.path,
+                config=shape,
+                # Weights are kept in float32; a checkpoint's own bfloat16 would lose small updates.
+                dtype="float32",
+                ignore_mismatched_sizes=new_head,
+                output_loading_info=True,
+                local_files_only=True,
+                trust_remote_code=False,
+            )
+            _refuse_missing(config, model, set(info["missing_keys"]))
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(
+            f"model.path {config.path} could not be loaded as {config.head}: {error}",
+            "check that the folder is complete and of that kind, or set model.random_weights to take its shape only",
+        ) from error
+    return model.train()  # type: ignore[no-any-return]
+
+
+def _read_shape(config: HuggingFaceModel, auto_config: Any) -> tuple[Any, bool]:
+    """The folder's configuration as the run needs it, and whether its classification head is replaced."""
+    shape = auto_config.from_pretrained(config.path, local_files_only=True, trust_remote_code=False)
+    text = shape.get_text_config()
+    shape.use_cache = text.use_cache = False
+    new_head = config.num_labels is not None and config.num_labels != shape.num_labels
+    if new_head:
+        shape.num_labels = config.num_labels
+    if config.head == "sequence_classification" and text.pad_token_id is None:
+        end = text.eos_token_id[0] if isinstance(text.eos_token_id, list) else text.eos_token_id
+        if end is None:
+            raise ConfigError(
+                f"{config.path} names no padding token, so the model cannot find the last token of a row",
+                "set pad_token_id in its config.json to the id that your rows are padded with",
+            )
+        _logger.info("%s names no padding token: the end token %d is taken; pad rows with it", config.path, end)
+        shape.pad_token_id = text.pad_token_id = end
+    return shape, new_head
+
+
+def _refuse_missing(config: HuggingFaceModel, model: nn.Module, missing: set[str]) -> None:
+    """Raise ConfigError where weights would silently stay random; a new classification head may."""
+    if config.head == "sequence_classification":
+        prefix = f"{model.base_model_prefix}."
+        body = {name for name, _ in model.named_parameters() if name.startswith(prefix)}
+        # A pooling layer is often absent from a language model's checkpoint; a whole body never.
+        if not body or not body <= missing:
+            return
+    if missing:
+        raise ConfigError(
+            f"{config.path} lacks {len(missing)} of the model's weights, {min(missing)} among them",
+            "give the folder of a complete checkpoint, or set model.random_weights to take its shape only",
+        )

@@ -1,0 +1,107 @@
+"""A model and its task as one module, and one forward and backward pass through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from drumline.parallel.precision import Precision
+from drumline.parallel.strategy import Batch, Loss, MicroBatch, Scale, Sums, Task
+
+
+class Objective(nn.Module):
+    """The model and its loss as one module, so that all that a task calls runs inside the strategy's wrapper.
+
+    A task may call the model several times; a wrapper still sees one forward pass.
+    """
+
+    def __init__(self, model: nn.Module, task: Task) -> None:
+        super().__init__()
+        self.model = model
+        self._task = task
+
+    def forward(self, batch: Batch) -> Loss:
+        """Run the task; metrics are detached, so that a wrapper takes them for no loss."""
+        loss = self._task.loss(self._task.forward(self.model, batch), batch)
+        metrics = {name: (detached(value), detached(weight)) for name, (value, weight) in loss.metrics.items()}
+        return Loss(loss.total, loss.aux, metrics)
+
+
+def detached(value: Tensor | float) -> Tensor | float:
+    """Cut a tensor off the graph; leave a number as it is."""
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Copy all tensors of a nested batch, without waiting where they are page-locked."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(item, device) for item in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(item, device) for item in batch)
+    if isinstance(batch, dict):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if hasattr(batch, "to") and callable(batch.to):
+        return batch.to(device)
+    return batch
+
+
+@contextmanager
+def preserved(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Put buffers and this device's random streams back as they were: a pass that must leave no trace."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    cpu_state = torch.get_rng_state()
+    gpu_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        torch.set_rng_state(cpu_state)
+        if gpu_state is not None:
+            torch.cuda.set_rng_state(gpu_state, device)
+
+
+def run_pass(
+    call: Callable[[Batch], Any], micro_batch: MicroBatch, scale: Scale, precision: Precision, device: torch.device
+) -> tuple[Tensor, Loss]:
+    """Forward and backward of one micro-batch; returns what backward ran on, and the loss parts."""
+    batch = to_device(micro_batch.batch, device)
+    with precision.autocast():
+        loss = Loss(*call(batch))
+    target = loss.total * (scale.total * micro_batch.weight)
+    if loss.aux is not None:
+        target = target + loss.aux * (scale.aux * micro_batch.samples * micro_batch.weight)
+    if precision.loss_scale is not None:
+        target = target * precision.loss_scale.scale
+    target.backward()
+    return target, loss
+
+
+def add_sums(sums: Sums, loss: Loss, micro_batch: MicroBatch) -> None:
+    """Add one micro-batch's loss and metrics to the window's sums, on the device.
+
+    `total` and `aux` are kept apart here, since they have different denominators; see `engine.meter.means`.
+    """
+    if micro_batch.weight == 0:
+        return
+    add(sums, "total", loss.total.detach(), float(micro_batch.units))
+    if loss.aux is not None:
+        add(sums, "aux", loss.aux.detach() * micro_batch.samples, float(micro_batch.samples))
+    for name, (value, weight) in loss.metrics.items():
+        add(sums, f"metric/{name}", value, weight)
+
+
+def add(sums: Sums, name: str, value: Tensor | float, weight: Tensor | float) -> None:
+    """Add (value, weight) to one name, in float64."""
+    value = value.double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+    weight = weight.double() if isinstance(weight, Tensor) else weight
+    if name in sums:
+        value, weight = sums[name][0] + value, sums[name][1] + weight
+    sums[name] = (value, weight)

@@ -1,0 +1,120 @@
+"""Chooses device, GPUs and number of processes for a run, and says why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from drumline.config.problem import Problem
+from drumline.config.schema import HardwareConfig, RunConfig
+from drumline.errors import HardwareError
+from drumline.hardware.inventory import select
+from drumline.hardware.records import Gpu, Hardware
+
+
+class StartedWorld(Protocol):
+    """What planning needs of a launcher's world; `launcher.world.World` has it."""
+
+    @property
+    def size(self) -> int:
+        """Processes over all machines."""
+
+    @property
+    def local_size(self) -> int:
+        """Processes on this machine."""
+
+    @property
+    def source(self) -> str:
+        """Who started them; 'python' for nobody."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """The part of a plan that says where the processes run."""
+
+    device: str
+    gpus: tuple[Gpu, ...]
+    """One a local process; empty on CPU."""
+    size: int
+    local_size: int
+    reasons: dict[str, str]
+
+
+def choose_devices(config: RunConfig, hardware: Hardware, world: StartedWorld | None) -> tuple[Devices, list[Problem]]:
+    """Choose, and list what keeps the choice from working. Without a world: what a launcher should start."""
+    asked = config.hardware
+    device, why_device = _device(asked, hardware)
+    gpus, problems = _gpus(asked, hardware, device)
+    if device == "cuda" and not problems:
+        problems = _number_problems(gpus, world)
+    size, local_size, why_size = _size(config, gpus, world)
+    used = gpus[:local_size]
+    names = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in used)
+    reasons = {
+        "device": why_device,
+        "gpus": f"{names}: one a process, by UUID" if used else "the CPU needs none",
+        "world_size": why_size + _idle_gpus(hardware, used, world),
+    }
+    return Devices(device, used, size, local_size, reasons), problems
+
+
+def _problem(field: str, what: str, fix: str) -> Problem:
+    return Problem(None, ("hardware", field), what, fix)
+
+
+def _device(asked: HardwareConfig, hardware: Hardware) -> tuple[str, str]:
+    if asked.device != "auto":
+        return asked.device, f"hardware.device asks for {asked.device}"
+    if hardware.gpus:
+        return "cuda", f"{count(len(hardware.gpus), 'GPU')} visible ({hardware.gpu_source})"
+    return "cpu", f"no GPU is visible: {hardware.gpu_source}"
+
+
+def _gpus(asked: HardwareConfig, hardware: Hardware, device: str) -> tuple[tuple[Gpu, ...], list[Problem]]:
+    if asked.device == "cuda" and not hardware.gpus:
+        what = f"asks for a GPU, and this machine shows none ({hardware.gpu_source})"
+        return (), [_problem("device", what, "set hardware.device to auto or cpu, or see drumline doctor")]
+    if asked.device == "cpu" and asked.gpus is not None:
+        return (), [_problem("gpus", "names GPUs, and hardware.device asks for cpu", "leave one of the two out")]
+    try:
+        return select(hardware, asked.gpus) if device == "cuda" or asked.gpus is not None else (), []
+    except HardwareError as error:
+        return (), [Problem(None, (), error.problem, error.fix)]
+
+
+def _number_problems(gpus: tuple[Gpu, ...], world: StartedWorld | None) -> list[Problem]:
+    if world is None:
+        return []
+    there = f"there is {len(gpus)}" if len(gpus) == 1 else f"there are {len(gpus)}"
+    # Under SLURM's --gpus-per-task each process sees only the GPU that is its own.
+    if world.local_size <= len(gpus) or (world.source == "slurm" and len(gpus) == 1):
+        return []
+    what = f"{world.source} started {world.local_size} processes on this machine, each needs a GPU, and {there}"
+    return [Problem(None, (), what, f"start {len(gpus)} or less, or set hardware.device to cpu")]
+
+
+def _size(config: RunConfig, gpus: tuple[Gpu, ...], world: StartedWorld | None) -> tuple[int, int, str]:
+    asked = config.hardware.num_processes
+    if world is not None:
+        if world.size == 1:
+            return 1, 1, f"one process, started by {world.source}"
+        return world.size, world.local_size, f"{world.source} started {world.size}, {world.local_size} on this machine"
+    if asked is not None and not gpus:
+        return asked, asked, f"hardware.num_processes asks for {asked}"
+    if config.parallel.kind == "single":
+        return 1, 1, "parallel.kind is single: one process"
+    if gpus:
+        return len(gpus), len(gpus), f"one process a GPU, {count(len(gpus), 'GPU')}"
+    return 1, 1, "one process, as hardware.num_processes does not ask for more on the CPU"
+
+
+def _idle_gpus(hardware: Hardware, used: tuple[Gpu, ...], world: StartedWorld | None) -> str:
+    if world is None or world.size > 1 or world.source != "python" or len(used) != 1 or len(hardware.gpus) == 1:
+        return ""
+    return f", on 1 of {len(hardware.gpus)} GPUs; to use all: drumline launch script.py"
+
+
+def count(number: int, noun: str) -> str:
+    """Write a number with its noun: '1 GPU', '2 GPUs', '2 passes'."""
+    plural = noun + ("es" if noun.endswith("s") else "s")
+    return f"{number} {noun if number == 1 else plural}"

@@ -1,0 +1,1 @@
+"""Where a run's numbers go: metrics.jsonl always, the console, the log files, and the report made of them."""

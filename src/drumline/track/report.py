@@ -1,0 +1,166 @@
+"""`drumline report`: one HTML page and PNGs from a run directory, whatever of it is there."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from drumline.rundir import RunDir, read_json, read_lines, write_atomic
+from drumline.track.units import as_finite
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """What a run directory holds; missing files are empty, unreadable ones are named in `notes`."""
+
+    name: str
+    config: str
+    plan: Record
+    env: Record
+    end: Record
+    """exit.json; empty while the run goes on, or where it was killed."""
+    train: list[Record]
+    evals: list[Record]
+    events: list[Record]
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The headline numbers of a run; None where the files do not say."""
+
+    status: str
+    """What exit.json gives as reason, or that it gives none."""
+    exit_status: int | None
+    message: str
+    steps: int | None
+    """Completed updates."""
+    total_steps: int | None
+    last_eval_loss: float | None
+    best_eval_loss: float | None
+    best_eval_step: int | None
+    last_train_loss: float | None
+    duration_s: float | None
+    units_per_s: float | None
+    """Median over the log lines, so that the first updates and a pause do not count."""
+    unit: str
+    mfu: float | None
+    """Median over the log lines."""
+    memory_bytes: float | None
+    """Highest over the log lines."""
+
+
+def read_run(run: Path) -> RunRecords:
+    """Read a run directory. A broken file costs its own part only: what is readable before the break is kept."""
+    paths = RunDir(run)
+    notes: list[str] = []
+    metrics = _lines(paths.metrics, notes)
+    config = paths.config.read_text(encoding="utf-8", errors="replace") if paths.config.exists() else ""
+    return RunRecords(
+        name=_name(config, notes) or run.resolve().name,
+        config=config,
+        plan=_document(paths.plan, notes),
+        env=_document(paths.env, notes),
+        end=_document(paths.exit, notes),
+        train=[record for record in metrics if record.get("kind") == "train"],
+        evals=[record for record in metrics if record.get("kind") == "eval"],
+        events=_lines(paths.events, notes),
+        notes=notes,
+    )
+
+
+def summarise(records: RunRecords) -> Summary:
+    """Take the headline numbers from a run's records; values that are not finite never count as best."""
+    exit_status = records.end.get("exit_status")
+    losses = [(loss, record) for record in records.evals if (loss := as_finite(record.get("loss"))) is not None]
+    best, best_record = min(losses, key=lambda pair: pair[0], default=(None, Record()))
+    measured = [*records.train, *records.evals]
+    speed = "units_per_s" if any("units_per_s" in record for record in records.train) else "samples_per_s"
+    units = [str(record["unit"]) for record in records.train if record.get("unit")]
+    steps = [_whole(records.end.get("steps")), *(_whole(record.get("step")) for record in measured)]
+    return Summary(
+        status=str(records.end.get("reason", "no end on record: it is still running, or was killed")),
+        exit_status=exit_status if isinstance(exit_status, int) else None,
+        message=str(records.end.get("message", "")),
+        steps=max((step for step in steps if step is not None), default=None),
+        total_steps=_whole(records.plan.get("steps")),
+        last_eval_loss=as_finite(records.evals[-1].get("loss")) if records.evals else None,
+        best_eval_loss=best,
+        best_eval_step=_whole(best_record.get("step")),
+        last_train_loss=as_finite(records.train[-1].get("loss")) if records.train else None,
+        duration_s=max(_finite(measured, "elapsed_s"), default=None),
+        units_per_s=_median(_finite(records.train, speed)),
+        unit=units[0] if units and speed == "units_per_s" else "samples",
+        mfu=_median(_finite(records.train, "mfu")),
+        memory_bytes=max(_finite(records.train, "memory_bytes"), default=None),
+    )
+
+
+def write_report(run: Path, out: Path | None = None) -> Path:
+    """Write index.html and the PNGs into `out` (RUN/report unless given) and return the page's path.
+
+    The page is whole in itself: it loads nothing. Raises MissingExtra without matplotlib.
+    """
+    from drumline.track.plots import draw_plots
+    from drumline.track.report_page import render_page
+
+    records = read_run(run)
+    plots = draw_plots(records.train, records.evals, str(records.plan.get("device", "unknown")))
+    folder = out if out is not None else run / "report"
+    folder.mkdir(parents=True, exist_ok=True)
+    for plot in plots:
+        write_atomic(folder / f"{plot.name}.png", plot.png)
+    page = folder / "index.html"
+    write_atomic(page, render_page(records, summarise(records), plots))
+    return page
+
+
+def _document(path: Path, notes: list[str]) -> Record:
+    if not path.exists():
+        return {}
+    try:
+        document = read_json(path)
+    except ValueError as error:
+        notes.append(f"{path.name} cannot be read: {error}")
+        return {}
+    return document if isinstance(document, dict) else {"value": document}
+
+
+def _lines(path: Path, notes: list[str]) -> list[Record]:
+    records: list[Record] = []
+    try:
+        for record in read_lines(path):
+            if isinstance(record, dict):
+                records.append(record)
+    except ValueError as error:
+        notes.append(f"{path.name} is broken after {len(records)} records, the rest is not shown: {error}")
+    return records
+
+
+def _name(config: str, notes: list[str]) -> str | None:
+    try:
+        document = yaml.safe_load(config)
+    except yaml.YAMLError as error:
+        notes.append(f"config.yaml cannot be read: {error}")
+        return None
+    name = document.get("name") if isinstance(document, dict) else None
+    return str(name) if name else None
+
+
+def _finite(records: list[Record], key: str) -> list[float]:
+    return [value for record in records if (value := as_finite(record.get(key))) is not None]
+
+
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _whole(value: Any) -> int | None:
+    number = as_finite(value)
+    return int(number) if number is not None else None

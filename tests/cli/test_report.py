@@ -1,0 +1,100 @@
+"""`drumline report` as a command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from drumline.cli.report import register
+from drumline.errors import ConfigError
+from drumline.rundir import LineWriter, RunDir, write_json
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    register(app)
+    return app
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    run = RunDir.create(tmp_path / "moby")
+    run.config.write_text("name: moby\n")
+    writer = LineWriter(run.metrics)
+    for step in (10, 20):
+        writer.write({"kind": "train", "step": step, "loss": 3.0, "samples_per_s": float("nan")})
+        writer.write({"kind": "eval", "step": step, "loss": 2.0 + step / 100, "count": 9})
+    writer.close()
+    write_json(run.exit, {"exit_status": 0, "reason": "done", "message": "", "steps": 20})
+    return run
+
+
+def test_it_says_how_the_run_went_and_where_the_page_is(app: typer.Typer, run: RunDir) -> None:
+    result = CliRunner().invoke(app, ["report", str(run.path)])
+    page = run.path / "report" / "index.html"
+    assert (result.exit_code, result.output.splitlines()) == (
+        0,
+        ["done, 20 updates, evaluation loss 2.2000, best 2.1000 at update 10", f"report: {page}"],
+    )
+    assert page.stat().st_size > 10_000
+
+
+def test_json_names_every_file_and_is_strict(app: typer.Typer, run: RunDir, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, ["report", str(run.path), "--out", str(out), "--json"])
+    assert result.exit_code == 0
+    document = json.loads(result.output, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert document["page"] == str(out / "index.html")
+    assert {*document["images"], document["page"]} == {str(file) for file in out.iterdir()}
+    assert document["summary"]["best_eval_loss"] == 2.1
+    assert document["summary"]["units_per_s"] is None
+
+
+@pytest.mark.parametrize(
+    ("state", "problem", "fix"),
+    [
+        ("missing", "there is no run directory", "drumline report runs/NAME"),
+        ("other", "is not a run directory", "the directory of the run itself"),
+        ("early", "has no metrics yet", "logs"),
+        ("empty", "has no metrics yet", "logs"),
+    ],
+)
+def test_what_cannot_be_reported_is_a_bad_request_with_advice(
+    state: str, problem: str, fix: str, app: typer.Typer, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    if state == "other":
+        path.mkdir()
+    elif state in {"early", "empty"}:
+        run = RunDir.create(path)
+        run.config.write_text("name: moby\n")
+        if state == "empty":
+            run.metrics.touch()
+    result = CliRunner().invoke(app, ["report", str(path)])
+    assert isinstance(result.exception, ConfigError)
+    assert result.exception.exit_status == 2
+    assert problem in result.exception.problem
+    assert fix in result.exception.fix
+    assert not (path / "report").exists()
+
+
+def test_it_imports_neither_torch_nor_pyplot(run: RunDir) -> None:
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from drumline.track.report import write_report\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "write_report(Path(sys.argv[1]))\n"
+        "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)\n"
+    )
+    command = [sys.executable, "-c", code, str(run.path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (0, "")

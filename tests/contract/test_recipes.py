@@ -1,0 +1,79 @@
+"""Every packed recipe parses, and trains for two steps in a size that a test can afford."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from drumline.config.load import dump_config, load_config
+from drumline.config.recipes import recipes_folder
+from drumline.rundir import RunDir, read_lines
+
+COMMAND = Path(sys.executable).with_name("drumline")
+RECIPES = sorted(path.stem for path in recipes_folder().glob("*.yaml"))
+
+SMALL = [
+    "train.max_steps=2",
+    "train.schedule.warmup_steps=1",
+    "train.global_batch=4",
+    "train.micro_batch=1",
+    "track.every=1",
+    "track.console=false",
+]
+SMALLER: dict[str, list[str]] = {
+    "quickstart": ["data.train=['recipes:moby_dick/chapter_1.txt']"],
+    # Its text is no part of this repository: random tokens stand in, as its own comment says.
+    "gpt2_124m": [
+        "data={kind: random_tokens, num_rows: 16, num_eval_rows: 4, context: 32, vocab_size: 512}",
+        "model.num_layers=1",
+        "model.width=64",
+        "model.num_heads=2",
+        "train.compile=false",
+    ],
+}
+
+
+def pulse(recipe: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Train two steps of a recipe, shrunk, in `folder`; the run directory is `folder/run`."""
+    settings = [*SMALL, *SMALLER.get(recipe, []), f"run_dir={folder}/run"]
+    command = [str(COMMAND), "train", recipe, *(part for setting in settings for part in ("--set", setting))]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+def test_there_are_recipes() -> None:
+    assert {"quickstart", "gpt2_124m"} <= set(RECIPES)
+    assert set(SMALLER) <= set(RECIPES)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_parses_and_is_written_back_equal(recipe: str, tmp_path: Path) -> None:
+    config = load_config(recipe)
+    assert config.data is not None
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(dump_config(config))
+    assert load_config(copy) == config
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_has_a_pulse(recipe: str, tmp_path: Path) -> None:
+    result = pulse(recipe, tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    run = RunDir(tmp_path / "run")
+    steps = [record["step"] for record in read_lines(run.metrics) if record["kind"] == "train"]
+    assert steps == [1, 2]
+    end = json.loads(run.exit.read_text())
+    assert (end["exit_status"], end["steps"]) == (0, 2)
+    assert load_config(run.config).train.max_steps == 2
+
+
+def test_a_recipe_without_a_pulse_is_noticed(tmp_path: Path) -> None:
+    planted = tmp_path / "planted.yaml"
+    planted.write_text(yaml.safe_dump({"data": {"kind": "text", "train": ["no/such/file.txt"]}}))
+    result = pulse(os.fspath(planted), tmp_path)
+    assert result.returncode == 2 and "no/such/file.txt" in result.stderr

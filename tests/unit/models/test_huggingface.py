@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from drumline.config.schema import HuggingFaceModel
+from drumline.errors import ConfigError
+from drumline.models.decoder import Decoder
+from drumline.models.huggingface import Head, head_of, is_pretrained, learned_positions, load_model
+
+TINY: dict[str, Any] = {"vocab_size": 40, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2}
+IDS = torch.arange(12).reshape(2, 6)
+
+
+def tiny_gpt2(**changes: Any) -> Any:
+    return transformers.GPT2Config(**{**TINY, "bos_token_id": 38, "eos_token_id": 39, **changes})
+
+
+def tiny_bart() -> Any:
+    return transformers.BartConfig(
+        vocab_size=40,
+        d_model=8,
+        decoder_layers=1,
+        decoder_attention_heads=2,
+        decoder_ffn_dim=8,
+        max_position_embeddings=16,
+    )
+
+
+def tiny_bert() -> Any:
+    return transformers.BertConfig(
+        vocab_size=40,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        num_labels=3,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    transformers.GPT2LMHeadModel(tiny_gpt2()).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_causal_model_comes_with_its_weights(folder: Path) -> None:
+    model = load_model(HuggingFaceModel(path=folder))
+    torch.manual_seed(0)
+    saved = transformers.GPT2LMHeadModel(tiny_gpt2())
+    assert torch.equal(model.eval()(input_ids=IDS).logits, saved.eval()(input_ids=IDS).logits)
+
+
+def test_it_is_ready_to_train(folder: Path) -> None:
+    model: Any = load_model(HuggingFaceModel(path=folder))
+    assert model.training
+    assert model.config.use_cache is False
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_weights_saved_in_bfloat16_are_trained_in_float32(folder: Path) -> None:
+    transformers.GPT2LMHeadModel(tiny_gpt2()).bfloat16().save_pretrained(folder)
+    for random in (False, True):
+        model = load_model(HuggingFaceModel(path=folder, random_weights=random))
+        assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+
+
+def test_random_weights_take_the_shape_and_the_seed_only(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    config = HuggingFaceModel(path=folder, random_weights=True)
+    torch.manual_seed(5)
+    first = load_model(config)
+    torch.manual_seed(5)
+    second = load_model(config)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert first.training
+    assert first.config.use_cache is False  # type: ignore[union-attr]
+
+
+def test_a_classifier_gets_a_new_head_and_a_padding_token(folder: Path) -> None:
+    model: Any = load_model(HuggingFaceModel(path=folder, head="sequence_classification", num_labels=5))
+    assert (model.config.num_labels, model.config.pad_token_id) == (5, 39)
+    assert model(input_ids=IDS).logits.shape == (2, 5)
+    saved = transformers.GPT2LMHeadModel.from_pretrained(folder)
+    assert torch.equal(model.transformer.wte.weight, saved.transformer.wte.weight)
+
+
+def test_a_classifiers_head_is_replaced_only_for_another_number_of_labels(tmp_path: Path) -> None:
+    saved = transformers.BertForSequenceClassification(tiny_bert())
+    saved.save_pretrained(tmp_path)
+    kept: Any = load_model(HuggingFaceModel(path=tmp_path, head="sequence_classification"))
+    assert torch.equal(kept.classifier.weight, saved.classifier.weight)
+    replaced: Any = load_model(HuggingFaceModel(path=tmp_path, head="sequence_classification", num_labels=7))
+    assert replaced.classifier.weight.shape == (7, 8)
+    assert torch.equal(replaced.bert.pooler.dense.weight, saved.bert.pooler.dense.weight)
+
+
+def test_a_body_without_pooling_layer_still_becomes_a_classifier(tmp_path: Path) -> None:
+    saved = transformers.BertForMaskedLM(tiny_bert())
+    saved.save_pretrained(tmp_path)
+    model: Any = load_model(HuggingFaceModel(path=tmp_path, head="sequence_classification"))
+    words = "embeddings.word_embeddings.weight"
+    assert torch.equal(model.bert.get_parameter(words), saved.bert.get_parameter(words))
+
+
+def test_a_list_of_end_tokens_gives_its_first_as_padding(folder: Path) -> None:
+    change_config(folder, eos_token_id=[37, 39])
+    model: Any = load_model(HuggingFaceModel(path=folder, head="sequence_classification", random_weights=True))
+    assert model.config.pad_token_id == 37
+
+
+def test_a_classifier_without_padding_and_end_token_is_refused(folder: Path) -> None:
+    change_config(folder, eos_token_id=None)
+    with pytest.raises(ConfigError, match="set pad_token_id"):
+        load_model(HuggingFaceModel(path=folder, head="sequence_classification", random_weights=True))
+
+
+@pytest.mark.parametrize("name", ["absent", "."])
+def test_a_folder_that_holds_no_model_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="no Hugging Face folder"):
+        load_model(HuggingFaceModel(path=tmp_path / name))
+
+
+def test_a_folder_without_weights_is_refused_with_the_way_out(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"model\.random_weights"):
+        load_model(HuggingFaceModel(path=folder))
+
+
+def test_a_file_cut_short_is_refused(folder: Path) -> None:
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(ConfigError, match="could not be loaded as causal"):
+        load_model(HuggingFaceModel(path=folder))
+
+
+@pytest.mark.parametrize("head", ["causal", "sequence_classification"])
+def test_another_models_weights_are_never_replaced_by_random_ones(folder: Path, head: Any) -> None:
+    change_config(folder, **tiny_bert().to_diff_dict())
+    with pytest.raises(ConfigError, match="lacks"):
+        load_model(HuggingFaceModel(path=folder, head=head))
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+class Mine(transformers.GPT2LMHeadModel):  # type: ignore[misc]
+    """A user's subclass whose name says nothing."""
+
+
+@pytest.mark.parametrize(
+    ("model", "head"),
+    [
+        (transformers.GPT2LMHeadModel(tiny_gpt2()), "causal"),
+        (Mine(tiny_gpt2()), "causal"),
+        (transformers.GPT2ForTokenClassification(tiny_gpt2()), "token_classification"),
+        (transformers.GPT2ForSequenceClassification(tiny_gpt2()), "sequence_classification"),
+        (transformers.BertForMaskedLM(tiny_bert()), "masked"),
+        # Compares position by position, although its name says causal.
+        (transformers.BartForCausalLM(tiny_bart()), None),
+        (transformers.BertForQuestionAnswering(tiny_bert()), None),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else str(value),
+)
+def test_the_head_is_read_from_the_class(model: nn.Module, head: Head | None) -> None:
+    assert is_pretrained(model)
+    assert head_of(model) == head
+
+
+def test_other_models_are_not_taken_for_transformers() -> None:
+    assert not is_pretrained(nn.Linear(1, 1))
+    assert not any(is_pretrained(thing) for thing in (Decoder, None, "PreTrainedModel"))
+
+
+def test_learned_positions_are_told_from_rotary_ones() -> None:
+    opt = transformers.OPTConfig(
+        vocab_size=40,
+        hidden_size=8,
+        word_embed_proj_dim=8,
+        ffn_dim=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=24,
+    )
+    llama = transformers.LlamaConfig(
+        vocab_size=40,
+        hidden_size=8,
+        intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=40,
+    )
+    assert learned_positions(transformers.GPT2LMHeadModel(tiny_gpt2())) == 16
+    assert learned_positions(transformers.OPTForCausalLM(opt)) == 24
+    assert learned_positions(transformers.LlamaForCausalLM(llama)) is None
