@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import fcntl
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from drumline.config.load import load_config
 from drumline.config.schema import DecoderModel, RandomTokens, RunConfig, TextData
 from drumline.data.random_tokens import RandomTokenRows
 from drumline.data.text import load_text
 from drumline.engine.trainer import Trainer
-from drumline.errors import ConfigError, DataError
+from drumline.errors import ConfigError, DataError, DrumlineError
 from drumline.models.decoder import decoder_from_config
 from drumline.models.huggingface import head_of, load_model, text_config
 from drumline.rundir import RunDir
@@ -85,3 +88,18 @@ def build_model(config: RunConfig, rows: Rows) -> tuple[nn.Module, int]:
             "set data.tokenizer to the model's own folder",
         )
     return model, vocab_size
+
+
+def check(config_file: Path) -> int:
+    """Build everything but the trainer; returns the exit status, with the problem on standard error."""
+    try:
+        config = load_config(config_file)
+        build_model(config, build_rows(config))
+    except DrumlineError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return error.exit_status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(check(Path(sys.argv[1])))

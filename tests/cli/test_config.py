@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,3 +124,17 @@ def test_how_a_command_ends() -> None:
     assert status_of(LaunchError("no worker", "look")) == (1, "error: no worker\n  fix: look\n")
     assert status_of(KeyboardInterrupt()) == (3, "interrupted\n")
     assert status_of(typer.Exit(7)) == (7, "")
+
+
+def test_deep_validation_builds_data_and_model(tmp_path: Path) -> None:
+    text = tmp_path / "a.txt"
+    text.write_text("call me Ishmael " * 40)
+    recipe = tmp_path / "deep.yaml"
+    section = f"data: {{kind: text, train: ['{text}'], context: 8, cache_dir: '{tmp_path}/cache'}}"
+    recipe.write_text(f"model: {{num_layers: 1, width: 16}}\n{section}\ntrain: {{global_batch: 2, max_steps: 2}}\n")
+    command = [sys.executable, "-m", "drumline", "config", "validate", "--deep", str(recipe)]
+    good = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (good.returncode, good.stdout) == (0, f"{recipe} is valid\n")
+    bad = subprocess.run([*command, "--set", "model.vocab_size=3"], capture_output=True, text=True, timeout=60)
+    assert (bad.returncode, bad.stdout) == (2, "")
+    assert bad.stderr.startswith("error: model.vocab_size is 3, the tokenizer has 257 ids")

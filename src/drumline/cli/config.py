@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +12,8 @@ import typer
 
 from drumline.cli.options import Json, Overrides, Recipe
 from drumline.cli.output import print_json, print_table
+
+Deep = Annotated[bool, typer.Option("--deep", help="Also read the data and build the model, in a child process.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -50,15 +55,24 @@ def show_recipe(recipe: Recipe, overrides: Overrides = None) -> None:
     typer.echo(dump_config(load_config(recipe, overrides or ())), nl=False)
 
 
-def validate_recipe(recipe: Recipe, overrides: Overrides = None) -> None:
+def validate_recipe(recipe: Recipe, overrides: Overrides = None, deep: Deep = False) -> None:
     """Check keys, values and their combination. For what this machine says to them: drumline plan."""
-    from drumline.config.load import load_config
+    from drumline.config.load import dump_config, load_config
     from drumline.config.problem import refuse
     from drumline.plan.rules import config_problems
 
-    problems = config_problems(load_config(recipe, overrides or ()))
+    config = load_config(recipe, overrides or ())
+    problems = config_problems(config)
     if problems:
         raise refuse(problems)
+    if deep:
+        with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+            file.write(dump_config(config))
+            file.flush()
+            # In a child, since it needs torch: the command itself stays quick to start.
+            status = subprocess.run([sys.executable, "-m", "drumline.build", file.name], check=False).returncode
+        if status:
+            raise typer.Exit(status)
     typer.echo(f"{recipe} is valid")
 
 
