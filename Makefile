@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 # Folders that hold tests; an empty one does not outlive a clone.
 FAST_TESTS := $(wildcard tests/unit tests/contract tests/ranks tests/cli tests/examples)
 
-.PHONY: help .venv demo test unit test-system assets lint types format clean
+.PHONY: help .venv demo test unit test-system assets lint types format docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make unit         the fastest of them"
 	@echo "make test-system  tests that need npm packages; fetch them first with: make assets"
 	@echo "make lint types   style and types; make format rewrites files"
+	@echo "make docs         write docs/config.md from the schema"
 
 .venv: .venv/.complete
 
@@ -67,6 +68,9 @@ format: .venv
 
 types: .venv
 	$(BIN)/mypy
+
+docs: .venv
+	$(BIN)/python -c 'from drumline.config.page import config_page; print(config_page(), end="")' > docs/config.md
 
 clean:
 	rm -rf .venv dist runs .drumline .mypy_cache .ruff_cache .pytest_cache

@@ -101,7 +101,7 @@ class RankPool:
             raise ValueError(f"the pool has 1 to {MAX_RANKS} ranks, not {world_size}")
         if "<" in fn.__qualname__:
             raise ValueError(f"{fn.__qualname__} is not a module-level function, so a rank cannot import it")
-        from torch._C._distributed_c10d import TCPStore
+        from torch.distributed import TCPStore
 
         self._start(world_size)
         store = TCPStore(ADDRESS, 0, is_master=True, wait_for_workers=False)

@@ -116,7 +116,7 @@ def _attempt(call: Call) -> tuple[bytes, RankFailure | None]:
 
 def _join_group(call: Call) -> None:
     import torch.distributed as dist
-    from torch._C._distributed_c10d import PrefixStore, TCPStore
+    from torch.distributed import PrefixStore, TCPStore
 
     limit = datetime.timedelta(seconds=call.timeout)
     environment = call.environment

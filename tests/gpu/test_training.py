@@ -92,9 +92,10 @@ def test_a_skip_is_decided_on_the_device(tmp_path: Path, optimizer: str) -> None
 def test_a_stop_comes_with_clean_weights(tmp_path: Path) -> None:
     config = config_of(Case(str(tmp_path / "stop"), {"train": {"global_batch": 8, "max_steps": 6}}))
     model = make_model()
-    with pytest.raises(DrumlineError, match="NaN"), Trainer(
-        model, config, MaskedRows(37), loss=Exploding([])
-    ) as trainer:
+    with (
+        pytest.raises(DrumlineError, match="NaN"),
+        Trainer(model, config, MaskedRows(37), loss=Exploding([])) as trainer,
+    ):
         trainer.fit()
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
 

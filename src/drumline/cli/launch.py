@@ -12,6 +12,7 @@ from drumline.errors import ConfigError
 from drumline.rundir import RunDir
 
 if TYPE_CHECKING:
+    from drumline.launcher.failures import Failure
     from drumline.launcher.start import Result
 
 _KEYS = ("hardware.device", "hardware.gpus", "hardware.num_processes")
@@ -72,5 +73,9 @@ def finish(result: Result, run: RunDir) -> None:
         return
     if failure.traceback:
         print(failure.traceback, file=sys.stderr)
-    log = run.logs / "agent.log" if failure.rank is None else run.log_of(failure.rank)
-    raise failure.to_error(log)
+    raise failure.to_error(log_of(failure, run))
+
+
+def log_of(failure: Failure, run: RunDir) -> Path:
+    """Where to read on about a failure."""
+    return run.logs / "agent.log" if failure.rank is None else run.log_of(failure.rank)

@@ -44,14 +44,14 @@ def register(app: typer.Typer) -> None:
 
 
 def _check(run: Path) -> None:
-    """Raise ConfigError for what is no run directory or has no metrics yet."""
+    """Raise ConfigError for what is no run directory, or for a run that has neither metrics nor an end yet."""
     from drumline.errors import ConfigError
     from drumline.rundir import RunDir
 
     if not run.is_dir():
         raise ConfigError(f"there is no run directory {run}", "give the path of one, as in: drumline report runs/NAME")
     paths = RunDir(run)
-    if paths.metrics.exists() and paths.metrics.stat().st_size:
+    if any(path.exists() and path.stat().st_size for path in (paths.metrics, paths.exit)):
         return
     if paths.config.exists():
         raise ConfigError(

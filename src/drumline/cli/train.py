@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import datetime
 import math
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from drumline.cli.launch import finish
+from drumline.cli.launch import finish, log_of
 from drumline.cli.options import Overrides, Recipe
+from drumline.cli.plan import print_plan
 
 if TYPE_CHECKING:
     from drumline.config.schema import RunConfig
@@ -38,8 +40,11 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
     run = RunDir.create(directory_of(config, recipe))
     write_atomic(run.config, dump_config(config))
     write_json(run.env, environment_facts(deep=False))
+    write_json(run.plan, plan.to_json())  # the workers complete it once they have counted the rows
     spec = LaunchSpec(run.path, plan.world_size, "module", "drumline.worker", (str(run.path),), plan.gpus)
     print(f"run: {run.path}")
+    print_plan(plan)
+    sys.stdout.flush()  # the workers write to the same stream
     result = start_workers(spec)
     record_end(run, result)
     finish(result, run)
@@ -53,16 +58,31 @@ def directory_of(config: RunConfig, recipe: str) -> Path:
 
 
 def record_end(run: RunDir, result: Result) -> None:
-    """Write exit.json where no rank lived to do it."""
-    from drumline.rundir import write_json
+    """Add to exit.json and events.jsonl what only the launcher knows: a signal, a killed rank, an end before a start."""
+    from drumline.rundir import LineWriter, read_json, write_json
 
-    if result.interrupted is not None:
-        end: dict[str, Any] = {"exit_status": result.exit_status, "reason": "interrupted", "message": ""}
-    elif result.failure is not None and not run.exit.exists():
-        end = {"exit_status": result.exit_status, "reason": "failed", "message": result.failure.message}
-    else:
+    if result.exit_status == 0:
         return
-    write_json(run.exit, end)
+    known = read_json(run.exit) if run.exit.exists() else {}
+    if result.failure is not None:
+        reason, told = "failed", result.failure.message in known.get("message", "")
+        message = str(result.failure.to_error(log_of(result.failure, run)))
+    else:
+        reason, told = "interrupted", known.get("reason") == "interrupted"
+        message = f"interrupted by {result.interrupted.name}" if result.interrupted is not None else ""
+    steps = known.get("steps", last_step(run))
+    write_json(run.exit, {"exit_status": result.exit_status, "reason": reason, "message": message, "steps": steps})
+    if not told:
+        events = LineWriter(run.events)
+        events.write({"event": reason, "message": message})
+        events.close()
+
+
+def last_step(run: RunDir) -> int:
+    """Updates up to the last line of metrics.jsonl; 0 without one."""
+    from drumline.rundir import read_lines
+
+    return max((record["step"] for record in read_lines(run.metrics)), default=0)
 
 
 def summary(run: RunDir) -> str:

@@ -2,76 +2,47 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    default_collate,
-    get_worker_info,
-)
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
 
-from drumline.errors import ConfigError, DrumlineError
+from drumline.data.seeds import seed_streams
+from drumline.data.source import Collate, Source
+from drumline.data.source import as_source as as_source
+from drumline.errors import DrumlineError
 from drumline.parallel.strategy import MicroBatch, Task
 
-Collate = Callable[[list[Any]], Any]
+
+class Piece(NamedTuple):
+    """The rows of one micro-batch, and the key of the random streams that they are read and collated with."""
+
+    key: tuple[int, ...]
+    rows: list[int]
 
 
-@dataclass(frozen=True)
-class Source:
-    """What a user's data comes down to: rows, and how they become a batch."""
+class KeyedRows(Dataset[Any]):
+    """A data set read a piece at a time, so that augmentation and random collating depend on the piece alone.
 
-    rows: Dataset[Any]
-    collate: Collate
-    batch_size: int | None = None
-    """Batch size of a DataLoader that was handed in."""
-    num_workers: int | None = None
-    shuffle: bool | None = None
-    """None: nothing was said."""
+    Neither the number of loader processes nor where a run was resumed can be told from the batches.
+    """
 
-    @property
-    def is_stream(self) -> bool:
-        """Whether rows can only be read one after the other."""
-        return isinstance(self.rows, IterableDataset)
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
 
-    @property
-    def num_rows(self) -> int | None:
-        """Rows of a map-style data set, None for a stream."""
-        return None if self.is_stream else len(self.rows)  # type: ignore[arg-type]
-
-
-def as_source(data: Any, collate: Collate | None = None) -> Source:
-    """Take a data set or a DataLoader. Raises ConfigError for a loader whose sampler is somebody's own."""
-    if not isinstance(data, DataLoader):
-        if not hasattr(data, "__getitem__") and not isinstance(data, IterableDataset):
-            raise ConfigError(
-                f"a {type(data).__name__} is neither a data set nor a DataLoader",
-                "give a torch Dataset (with __len__ and __getitem__), an IterableDataset or a DataLoader",
-            )
-        return Source(data, collate or default_collate)
-    sampler = data.sampler
-    own_batches = data.batch_sampler is not None and type(data.batch_sampler) is not BatchSampler
-    random_rows = type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(sampler)
-    is_stream = isinstance(data.dataset, IterableDataset)
-    if own_batches or not (is_stream or random_rows or type(sampler) is SequentialSampler) or data.batch_size is None:
-        name = type(data.batch_sampler if own_batches else sampler).__name__
-        raise ConfigError(
-            f"the DataLoader brings its own sampler ({name}), and samples could not be shared out to all processes",
-            "hand in the data set itself, or a DataLoader with shuffle=True or False; reorder the rows in the data set",
-        )
-    shuffle = None if is_stream else random_rows
-    workers = data.num_workers or None
-    return Source(data.dataset, collate or data.collate_fn, data.batch_size, workers, shuffle)
+    def __getitems__(self, piece: Piece) -> list[Any] | DrumlineError:
+        """Read the rows of one piece; torch's fetcher calls this with what the sampler gave."""
+        seed_streams(*piece.key)
+        try:
+            at_once = getattr(self._rows, "__getitems__", None)
+            if at_once is not None:
+                return list(at_once(piece.rows))
+            return [self._rows[row] for row in piece.rows]
+        except DrumlineError as error:
+            return error
 
 
 class Counted:
@@ -84,8 +55,10 @@ class Counted:
         self._collate = collate
         self._task = task
 
-    def __call__(self, rows: list[Any]) -> MicroBatch | DrumlineError:
+    def __call__(self, rows: list[Any] | DrumlineError) -> MicroBatch | DrumlineError:
         """Make one micro-batch of rows."""
+        if isinstance(rows, DrumlineError):
+            return rows
         try:
             batch = self._collate(rows)
             self._task.check(batch)
@@ -94,14 +67,22 @@ class Counted:
             return error
 
 
-def seed_worker(worker: int, *, seed: int, shard: int) -> None:
-    """Give each loader process of each shard its own random streams."""
-    info = get_worker_info()
-    epoch_seed = info.seed if info is not None else 0  # torch draws a new one each epoch
-    key = np.random.SeedSequence([seed, shard, worker, epoch_seed]).generate_state(3)
-    random.seed(int(key[0]))
-    np.random.seed(int(key[1]))
-    torch.manual_seed(int(key[2]))
+class StartWorker:
+    """What a loader process does first: the user's own worker_init_fn, which must find the user's own data set."""
+
+    def __init__(self, source: Source) -> None:
+        self._rows = source.rows
+        self._own = source.worker_init
+
+    def __call__(self, worker: int) -> None:
+        """Start loader process number `worker`."""
+        info = get_worker_info()
+        assert info is not None
+        torch_worker._worker_info = torch_worker.WorkerInfo(
+            id=info.id, num_workers=info.num_workers, seed=info.seed, dataset=self._rows
+        )
+        if self._own is not None:
+            self._own(worker)
 
 
 @dataclass(frozen=True)
@@ -112,61 +93,78 @@ class LoaderOptions:
     prefetch_factor: int = 4
     pin_memory: bool = False
     persistent_workers: bool = True
-    seed: int = 0
-    shard: int = 0
 
 
-class RowBatches:
-    """A batch sampler whose batches are set before each pass, so that loader processes can persist."""
+class Reader:
+    """Passes over a DataLoader, whose processes can be ended at any time."""
 
-    def __init__(self) -> None:
-        self.batches: Iterable[list[int]] = ()
-
-    def __iter__(self) -> Iterator[list[int]]:
-        """Go through the batches that are set."""
-        yield from self.batches
-
-
-class RowLoader:
-    """Reads batches of given rows from a map-style data set."""
-
-    def __init__(self, source: Source, task: Task, options: LoaderOptions) -> None:
-        self._sampler = RowBatches()
-        self._counted = Counted(source.collate, task)
-        self._rows = source.rows
+    def __init__(self, dataset: Dataset[Any], source: Source, options: LoaderOptions, **settings: Any) -> None:
         workers = options.num_workers
-        self._generator = torch.Generator()
-        self._loader = DataLoader(
-            source.rows,
-            batch_sampler=self._sampler,
-            collate_fn=self._counted,
+        self._pass: Any = None
+        self._loader: DataLoader[Any] = DataLoader(
+            dataset,
             num_workers=workers,
             pin_memory=options.pin_memory,
             prefetch_factor=options.prefetch_factor if workers else None,
-            persistent_workers=options.persistent_workers and workers > 0,
-            worker_init_fn=partial(seed_worker, seed=options.seed, shard=options.shard),
-            generator=self._generator,
+            worker_init_fn=StartWorker(source),
+            generator=torch.Generator(),  # else each pass would draw from the process's stream
+            **settings,
         )
 
-    def read(self, batches: Iterable[list[int]], seed: int) -> Iterator[MicroBatch]:
-        """Read these batches in this order. seed: of this pass's base seed for loader processes."""
-        self._sampler.batches = batches
-        self._generator.manual_seed(seed)
-        for item in self._loader:
+    def read(self) -> Iterator[MicroBatch]:
+        """Go through the micro-batches of one pass; raises the drumline error that a loader process came to."""
+        self._pass = iter(self._loader)
+        for item in self._pass:
             if isinstance(item, DrumlineError):
                 raise item
             yield item
 
-    def read_one(self, row: int) -> MicroBatch:
-        """Read a single row in this process."""
-        item = self._counted([self._rows[row]])
+    def close(self) -> None:
+        """End the loader's processes, also in the middle of a pass; closing twice is allowed."""
+        if hasattr(self._pass, "_shutdown_workers"):
+            self._pass._shutdown_workers()
+        self._pass = self._loader._iterator = None
+
+
+class Pieces:
+    """A batch sampler whose pieces are set before each pass, so that loader processes can persist."""
+
+    def __init__(self) -> None:
+        self.pieces: Iterable[Piece] = ()
+
+    def __iter__(self) -> Iterator[Piece]:
+        """Go through the pieces that are set."""
+        yield from self.pieces
+
+
+class RowLoader:
+    """Reads pieces of a map-style data set."""
+
+    def __init__(self, source: Source, task: Task, options: LoaderOptions) -> None:
+        self._sampler = Pieces()
+        self._rows = KeyedRows(source.rows)
+        self._counted = Counted(source.collate, task)
+        self._reader = Reader(
+            self._rows,
+            source,
+            options,
+            batch_sampler=self._sampler,
+            collate_fn=self._counted,
+            persistent_workers=options.persistent_workers and options.num_workers > 0,
+        )
+
+    def read(self, pieces: Iterable[Piece]) -> Iterator[MicroBatch]:
+        """Read these pieces in this order."""
+        self._sampler.pieces = pieces
+        return self._reader.read()
+
+    def read_one(self, piece: Piece) -> MicroBatch:
+        """Read a single piece in this process."""
+        item = self._counted(self._rows.__getitems__(piece))
         if isinstance(item, DrumlineError):
             raise item
         return item
 
     def close(self) -> None:
         """End the loader's processes."""
-        iterator = getattr(self._loader, "_iterator", None)
-        if iterator is not None:
-            iterator._shutdown_workers()
-            self._loader._iterator = None
+        self._reader.close()

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from itertools import count, islice
-from typing import Any, Protocol, runtime_checkable
+from itertools import chain, count, islice
+from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils import worker as torch_worker
 
-from drumline.data.loader import Counted, LoaderOptions, Source
+from drumline.data.loader import Counted, LoaderOptions, Reader
 from drumline.data.order import Cut, balanced
+from drumline.data.seeds import STREAM, seed_streams
+from drumline.data.source import Source
 from drumline.data.windows import Window
 from drumline.errors import ConfigError, DataError, DrumlineError
 from drumline.parallel.strategy import MicroBatch, Task
-
-
-@runtime_checkable
-class Shardable(Protocol):
-    """A stream that can be cut, as Hugging Face's iterable data sets can."""
-
-    def shard(self, num_shards: int, index: int) -> Any:
-        """The part `index` of `num_shards`; all parts together are the whole, each row once."""
-        ...
 
 
 class StridedStream(IterableDataset[Any]):
@@ -37,8 +31,13 @@ class StridedStream(IterableDataset[Any]):
         self._index = index
 
     def shard(self, num_shards: int, index: int) -> StridedStream:
-        """Keep the rows whose number is `index` modulo `num_shards`."""
-        return StridedStream(self._rows, num_shards, index)
+        """Keep those of this shard's rows whose number is `index` modulo `num_shards`."""
+        return StridedStream(self._rows, self._num_shards * num_shards, self._index + self._num_shards * index)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the rows, where they want to know."""
+        if hasattr(self._rows, "set_epoch"):
+            self._rows.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Any]:
         """Go through this shard's rows."""
@@ -48,14 +47,18 @@ class StridedStream(IterableDataset[Any]):
 class _MicroBatches(IterableDataset[Any]):
     """Yields counted micro-batches of one shard, cut in the loader's process."""
 
-    def __init__(self, rows: Any, counted: Counted, cut: Cut) -> None:
+    def __init__(self, rows: Any, counted: Counted, cut: Cut, seed: int) -> None:
         self._rows = rows
         self._counted = counted
         self._cut = cut
+        self._seed = seed
+        self.epoch = 0
 
     def __iter__(self) -> Iterator[MicroBatch | DrumlineError]:
         info = get_worker_info()
         workers, worker = (info.num_workers, info.id) if info is not None else (1, 0)
+        # A stream that shares itself out by loader process, as Hugging Face's do, would cut its part a second time.
+        torch_worker._worker_info = None
         num_shards = self._cut.num_shards * workers
         rows: Any = self._rows
         if num_shards > 1:
@@ -63,9 +66,22 @@ class _MicroBatches(IterableDataset[Any]):
         stream = iter(rows)
         sizes = micro_sizes(self._cut)
         number = worker  # loader processes take turns, so this one makes every `workers`-th micro-batch
-        while batch := list(islice(stream, sizes[number % len(sizes)])):
+        while True:
+            # Anew each time, so that going through the stream again after a resume draws the same.
+            seed_streams(STREAM, self._seed, self._cut.shard, self.epoch, number)
+            batch = read_rows(stream, sizes[number % len(sizes)])
+            if batch == []:
+                return
             yield self._counted(batch)
             number += workers
+
+
+def read_rows(stream: Iterator[Any], size: int) -> list[Any] | DrumlineError:
+    """Read at most `size` rows; a drumline error comes back as a value, see Counted."""
+    try:
+        return list(islice(stream, size))
+    except DrumlineError as error:
+        return error
 
 
 def micro_sizes(cut: Cut) -> list[int]:
@@ -77,10 +93,10 @@ def micro_sizes(cut: Cut) -> list[int]:
 class StreamFeed:
     """Windows over a stream. A shard that has run dry takes part with weight 0 until all have."""
 
-    def __init__(self, source: Source, task: Task, options: LoaderOptions, cut: Cut) -> None:
+    def __init__(self, source: Source, task: Task, options: LoaderOptions, cut: Cut, seed: int = 0) -> None:
         self._needs_count = bool(getattr(task, "needs_count", False))
         shards = cut.num_shards * max(1, options.num_workers)
-        if shards > 1 and not isinstance(source.rows, Shardable):
+        if shards > 1 and not source.can_be_cut:
             raise ConfigError(
                 f"the stream {type(source.rows).__name__} cannot be cut into {shards} parts, so rows would repeat",
                 "give it a method shard(num_shards, index), or wrap it in drumline.data.StridedStream if every process "
@@ -88,14 +104,8 @@ class StreamFeed:
             )
         self._cut = cut
         self._rows = source.rows
-        batches = _MicroBatches(source.rows, Counted(source.collate, task), cut)
-        self._loader = DataLoader(
-            batches,
-            batch_size=None,
-            num_workers=options.num_workers,
-            pin_memory=options.pin_memory,
-            prefetch_factor=options.prefetch_factor if options.num_workers else None,
-        )
+        self._batches = _MicroBatches(source.rows, Counted(source.collate, task), cut, seed)
+        self._reader = Reader(self._batches, source, options, batch_size=None)
         self.waited_s = 0.0
 
     def epoch(self, epoch: int, start: int) -> Iterator[Window]:
@@ -105,37 +115,39 @@ class StreamFeed:
         """
         if hasattr(self._rows, "set_epoch"):
             self._rows.set_epoch(epoch)
-        read = self._read()
+        self._batches.epoch = epoch
+        began = time.perf_counter()
+        stand_in, read = self._stand_in(self._reader.read(), epoch)
         size = len(micro_sizes(self._cut))
-        last: MicroBatch | None = None
         for index in count():
-            began = time.perf_counter()
             micro_batches = list(islice(read, size))
             self.waited_s += time.perf_counter() - began
             rows = sum(m.samples for m in micro_batches)
             if self._needs_count:
                 micro_batches = [m for m in micro_batches if m.units]
-            if micro_batches:
-                last = micro_batches[-1]
-            elif last is None:
-                raise DataError(
-                    f"shard {self._cut.shard} of {self._cut.num_shards} of the stream has no rows to train on",
-                    "use fewer processes or loader processes, or cut the stream more finely",
-                )
-            else:
-                micro_batches = [last._replace(weight=0)]
             if index >= start:
-                yield Window(epoch, index, tuple(micro_batches), rows)
+                yield Window(epoch, index, tuple(micro_batches) or (stand_in,), rows)
+            began = time.perf_counter()
 
-    def _read(self) -> Iterator[MicroBatch]:
-        for item in self._loader:
-            if isinstance(item, DrumlineError):
-                raise item
-            yield item
+    def _stand_in(self, read: Iterator[MicroBatch], epoch: int) -> tuple[MicroBatch, Iterator[MicroBatch]]:
+        """Read on to the first micro-batch that counts: what the shard takes part on where it has none of its own.
+
+        Returned with all of them, the ones that were read here included.
+        """
+        ahead = []
+        for micro_batch in read:
+            ahead.append(micro_batch)
+            if micro_batch.units or not self._needs_count:
+                return micro_batch._replace(weight=0), chain(ahead, read)
+        raise DataError(
+            f"shard {self._cut.shard} of {self._cut.num_shards} of the stream has nothing to train on in epoch {epoch}",
+            "use fewer processes, or cut the stream more finely; a stream must be able to start again each epoch",
+        )
 
     def evaluation(self) -> Iterator[MicroBatch]:
         """Micro-batches of an evaluation, each of the shard's rows once."""
-        return self._read()
+        return self._reader.read()
 
     def close(self) -> None:
-        """Loader processes end with each pass."""
+        """End loader processes."""
+        self._reader.close()

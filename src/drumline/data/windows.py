@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Protocol
 
-from drumline.data.loader import RowLoader
-from drumline.data.order import Cut, Rows, epoch_order, epoch_windows, evaluation_batches
+from drumline.data.loader import Piece, RowLoader
+from drumline.data.order import Cut, MicroRows, Rows, epoch_order, epoch_windows, evaluation_batches
+from drumline.data.seeds import EVALUATION, ROWS
 from drumline.parallel.strategy import MicroBatch
 
 
@@ -73,18 +73,26 @@ class RowFeed:
     def epoch(self, epoch: int, start: int) -> Iterator[Window]:
         """Windows of one epoch; rows before `start` are never read."""
         order = epoch_order(self._num_rows, self._seed, epoch, shuffle=self._shuffle)
-        plan = chain.from_iterable(epoch_windows(order, self._cut, start))
-        read = self._loader.read((piece.rows.tolist() for piece in plan), seed=epoch)
+        read = self._loader.read(
+            self._piece(epoch, index, number, micro_rows)
+            for index, window in enumerate(epoch_windows(order, self._cut, start), start)
+            for number, micro_rows in enumerate(window)
+        )
         for index, pieces in enumerate(epoch_windows(order, self._cut, start), start):
             began = time.perf_counter()
             micro_batches = [next(read)._replace(weight=piece.weight) for piece in pieces]
             self.waited_s += time.perf_counter() - began
             rows = sum(len(piece.rows) for piece in pieces if piece.weight)
             if self._needs_count:
-                micro_batches = self._countable(micro_batches, order, index)
+                size = self._cut.global_batch
+                micro_batches = self._countable(micro_batches, order[index * size : (index + 1) * size], epoch)
             yield Window(epoch, index, tuple(micro_batches), rows)
 
-    def _countable(self, micro_batches: list[MicroBatch], order: Rows, index: int) -> list[MicroBatch]:
+    def _piece(self, epoch: int, index: int, number: int, micro_rows: MicroRows) -> Piece:
+        """What the loader reads for micro-batch `number` of window `index`."""
+        return Piece((ROWS, self._seed, self._cut.shard, epoch, index, number), micro_rows.rows.tolist())
+
+    def _countable(self, micro_batches: list[MicroBatch], window: Rows, epoch: int) -> list[MicroBatch]:
         """Leave out what counts nothing: a mean over nothing is 0/0, and weight 0 times NaN is NaN.
 
         A shard that has nothing left takes part, with weight 0, on some row of the window that counts.
@@ -92,16 +100,17 @@ class RowFeed:
         counted = [m for m in micro_batches if m.units]
         if counted:
             return counted
-        size = self._cut.global_batch
-        for row in order[index * size : (index + 1) * size]:
-            stand_in = self._loader.read_one(int(row))
+        for row in window.tolist():
+            stand_in = self._loader.read_one(Piece((ROWS, self._seed, epoch, row), [row]))
             if stand_in.units:
                 return [stand_in._replace(weight=0)]
         return []
 
     def evaluation(self) -> Iterator[MicroBatch]:
         """Batches of an evaluation, each of the shard's rows once."""
-        return self._loader.read(evaluation_batches(self._num_rows, self._cut), seed=0)
+        key = (EVALUATION, self._seed, self._cut.shard)
+        batches = evaluation_batches(self._num_rows, self._cut)
+        return self._loader.read(Piece((*key, number), rows) for number, rows in enumerate(batches))
 
     def close(self) -> None:
         """End loader processes."""

@@ -29,8 +29,8 @@ def save_checkpoint(run: Run, *, epoch_ended: bool = False) -> Path:
             progress |= {"epoch": run.progress.epoch + 1, "window": 0}
         try:
             write_checkpoint(path, {"progress": progress, "strategy": run.strategy.state()})
-        except OSError as error:
-            problem = str(error)
+        except (OSError, RuntimeError) as error:
+            problem = str(error.__context__ or error)  # on a full disk torch's writer hides the operating system's word
     (problem, *_) = run.groups.side.exchange("checkpoint", problem)
     if problem is not None:
         raise DataError(
@@ -45,15 +45,19 @@ def write_checkpoint(path: Path, state: dict[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True, mode=0o700)
-    file = temporary / STATE
-    with file.open("wb") as stream:
-        torch.save(state, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    write_json(temporary / MANIFEST, {STATE: {"size": file.stat().st_size, "sha256": digest(file)}})
-    if path.exists():
-        shutil.rmtree(path)
-    temporary.replace(path)
+    try:
+        file = temporary / STATE
+        with file.open("wb") as stream:
+            torch.save(state, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        write_json(temporary / MANIFEST, {STATE: {"size": file.stat().st_size, "sha256": digest(file)}})
+        if path.exists():
+            shutil.rmtree(path)
+        temporary.replace(path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     sync_directory(path.parent)
 
 
@@ -78,7 +82,22 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def load_checkpoint(run: Run, path: Path) -> None:
-    """Go on from a checkpoint: weights, optimizer, rates and position as they were."""
-    state = read_checkpoint(path)
-    run.strategy.load(state["strategy"])
+    """Go on from a checkpoint: weights, optimizer, rates and position as they were.
+
+    Raises DataError on all ranks where one of them cannot read it, and where it is not of this model and optimizer.
+    """
+    state, problem = {}, None
+    try:
+        state = read_checkpoint(path)
+    except DataError as error:
+        problem = (error.problem, error.fix)
+    found = next((answer for answer in run.groups.side.exchange("load", problem) if answer is not None), None)
+    if found is not None:
+        raise DataError(*found)
+    try:
+        run.strategy.load(state["strategy"])
+    except (RuntimeError, ValueError) as error:
+        raise DataError(
+            f"the checkpoint {path} does not fit: {error}", "build the model and optimizer that it was saved from"
+        ) from error
     run.progress = Progress.from_state(state["progress"])

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from torch.distributed import DistError
 
 from drumline.engine.run import Run
 from drumline.errors import DrumlineError, GroupError, PeerFailed
-from drumline.launcher.failures import failure_of
-from drumline.rundir import write_json
+from drumline.launcher.failures import FIX_MARK, failure_of
+from drumline.parallel.groups import Groups
+from drumline.rundir import LineWriter, write_json
 
 logger = logging.getLogger("drumline")
+
+INTERRUPTED = 3
+"""Exit status in exit.json after Ctrl-C."""
 
 
 def release(run: Run) -> None:
@@ -43,35 +49,83 @@ def failing_together(current: Callable[[], Run | None], forget: Callable[[], Non
     The rank that fails first says so on the side channel and takes its groups down, which frees the others from their
     collectives; those raise PeerFailed with its message.
     """
+    with told_to_elastic():
+        try:
+            yield
+        except GeneratorExit:
+            raise  # the caller left the loop: no failure
+        except BaseException as error:
+            run = current()
+            if run is None:
+                raise
+            forget()
+            fail(run, error)
+            raise
+
+
+def fail(run: Run, error: BaseException) -> None:
+    """End the run on all ranks because of this error; raises PeerFailed where another rank's failure caused it."""
+    told = tell(run.groups, error)
+    if told.is_first:
+        # By the first rank itself, whichever it is: the launcher may end the others before they hear of it.
+        interrupted = isinstance(error, KeyboardInterrupt)
+        reason, status = ("interrupted", INTERRUPTED) if interrupted else ("failed", told.exit_status)
+        events = run.events or LineWriter(run.directory.events)
+        events.write({"event": reason, "rank": told.rank, "message": told.message, "step": run.progress.step})
+        events.close()
+        write_exit(run, status, reason, told.message)
+    release(run)
+    run.groups.abort()
+    if told.peer is not None:
+        raise told.peer from error
+
+
+class Told(NamedTuple):
+    """What came of telling the other ranks of a failure."""
+
+    rank: int
+    message: str
+    """This rank's own."""
+    exit_status: int
+    is_first: bool
+    peer: PeerFailed | None
+    """The first rank's failure, where this one is only a consequence of it."""
+
+
+def tell(groups: Groups, error: BaseException) -> Told:
+    """Report this rank's failure to the others, and learn who was first."""
+    rank = groups.world.rank
+    failure = failure_of(rank, error)
+    # The end of a peer is seen here before anybody else can tell of it: not this rank's own fault.
+    verb = "lost another rank, which left no word" if failure.is_consequence else "failed"
+    message = f"rank {rank} {verb}: {failure.message}"
+    first = message
+    try:
+        groups.side.report_failure(message)
+        first = groups.side.failure() or message
+    except DistError as lost:
+        logger.warning("the side channel is gone, so the other ranks cannot be told: %s", lost)
+    own = isinstance(error, KeyboardInterrupt | DrumlineError) and not isinstance(error, PeerFailed | GroupError)
+    peer = None
+    if first != message and not own:
+        problem, _, fix = first.partition(FIX_MARK)
+        peer = PeerFailed(problem, fix or "see that rank's log")
+    return Told(rank, message, failure.exit_status, first == message, peer)
+
+
+@contextmanager
+def told_to_elastic() -> Iterator[None]:
+    """Leave a failure in the block where torch elastic's own agent, as torchrun's, reads it for its summary.
+
+    The agent of `drumline launch` names no such file: it has records of its own.
+    """
     try:
         yield
     except GeneratorExit:
-        raise  # the caller left the loop: no failure
-    except BaseException as error:
-        run = current()
-        if run is None:
-            raise
-        forget()
-        peer = first_to_fail(run, error)
-        release(run)
-        run.groups.abort()
-        if peer is not None:
-            raise PeerFailed(peer, "see that rank's log") from error
         raise
+    except BaseException as error:
+        if os.environ.get("TORCHELASTIC_ERROR_FILE"):
+            from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-
-def first_to_fail(run: Run, error: BaseException) -> str | None:
-    """Report the failure; returns the other rank's message where this one is only a consequence of it."""
-    own = isinstance(error, DrumlineError) and not isinstance(error, PeerFailed | GroupError)
-    message = f"rank {run.groups.world.rank} failed: {failure_of(None, error).message}"
-    first = message
-    try:
-        run.groups.side.report_failure(message)
-        first = run.groups.side.failure() or message
-    except DistError as lost:
-        logger.warning("the side channel is gone, so the other ranks cannot be told: %s", lost)
-    if first == message:
-        run.event("failed", message=message)
-        status = error.exit_status if isinstance(error, DrumlineError) else 1
-        write_exit(run, status, "interrupted" if isinstance(error, KeyboardInterrupt) else "failed", message)
-    return None if first == message or own else first
+            get_error_handler().record_exception(error)
+        raise

@@ -12,7 +12,7 @@ from drumline.engine.evaluate import evaluate
 from drumline.engine.lines import log_line, record_evaluation
 from drumline.engine.process import seed_window
 from drumline.engine.records import StepInfo
-from drumline.engine.run import Run
+from drumline.engine.run import Interval, Run
 from drumline.parallel.strategy import Scale
 
 
@@ -34,6 +34,7 @@ def run_updates(run: Run, epochs: int | None) -> Iterator[StepInfo]:
     total = math.inf if run.plan.steps is None else run.plan.steps
     if run.config.evaluate.at_start and run.evaluation_feed is not None and run.progress.step == 0:
         record_evaluation(run, evaluate(run))
+    run.interval = Interval(run.clock(), run.feed.waited_s)
     while run.reason is None and run.progress.epoch < last_epoch and run.progress.step < total:
         yield from run_epoch(run)
     run.learn(keep=0)
@@ -45,39 +46,46 @@ def run_epoch(run: Run) -> Iterator[StepInfo]:
     progress, strategy = run.progress, run.strategy
     windows = run.feed.epoch(progress.epoch, progress.window)
     window = next(windows, None)
-    totals, notes = agree(run, "epoch", window)
+    totals, _ = agree(run, "epoch", window, {})
     while totals.rows and run.reason is None:
         assert window is not None
         run_window = totals.units > 0
         if run_window:
             seed_window(run.config.seed, progress.epoch, progress.window, run.groups.world.rank)
+            run.groups.side.announce(f"update {progress.step + 1}")
             sums = strategy.window(window.micro_batches, Scale(1 / totals.units, 1 / totals.samples))
         following = next(windows, None)
-        next_totals, notes = agree(run, "update", following)
+        next_totals, notes = agree(run, "update", following, strategy.notes() if run_window else {})
         if run.reason is not None:
-            strategy.discard()
+            if run_window:
+                strategy.discard()
             return
         progress.window += 1
         if run_window:
             strategy.heed(notes)
             progress.step += 1
-            run.pending.push(progress.step, strategy.step(run.config.train.max_norm))
-            run.meter.add(sums)
+            outcome = strategy.step(run.config.train.max_norm)
+            run.pending.push(progress.step, outcome)
+            run.meter.add(sums, outcome.applied if run.may_skip else None)
             run.interval.samples += totals.rows
             run.interval.units += totals.units
-            info = StepInfo(progress.step, progress.epoch, totals.rows, totals.units)
-            finish_step(run, info, epoch_ends=next_totals.rows == 0)
-            yield info
         else:
             run.event("empty_window", epoch=progress.epoch, window=progress.window - 1)
+        info = StepInfo(progress.step, progress.epoch, totals.rows, totals.units)
+        if run_window or next_totals.rows == 0:
+            finish_step(run, info, before=progress.step - run_window, epoch_ends=next_totals.rows == 0)
+        if run_window:
+            yield info
         window, totals = following, next_totals
     if run.reason is None:
         progress.epoch, progress.window = progress.epoch + 1, 0
 
 
-def agree(run: Run, tag: str, following: Window | None) -> tuple[Totals, Sequence[dict[str, list[str]]]]:
+def agree(
+    run: Run, tag: str, following: Window | None, notes: dict[str, list[str]]
+) -> tuple[Totals, Sequence[dict[str, list[str]]]]:
     """One message from every rank: the next window's counts, what the strategy must know, and whether to stop."""
-    mine: dict[str, Any] = {"notes": run.strategy.notes(), "stop": run.stop_reason}
+    mine: dict[str, Any] = {"notes": notes, "stop": run.stop_reason}
     mine["next"] = (following.rows, following.units, following.samples) if following is not None else (0, 0, 0)
     answers = run.groups.side.exchange(tag, mine)
     run.reason = run.reason or next((answer["stop"] for answer in answers if answer["stop"]), None)
@@ -85,29 +93,48 @@ def agree(run: Run, tag: str, following: Window | None) -> tuple[Totals, Sequenc
     return totals, [answer["notes"] for answer in answers]
 
 
-def finish_step(run: Run, info: StepInfo, *, epoch_ends: bool) -> None:
-    """What is due after an update: outcomes, log line, evaluation, checkpoint, end."""
-    progress, plan, config = run.progress, run.plan, run.config
-    run.learn(keep=1 if plan.device == "cuda" else 0)
-    if plan.steps is not None and progress.step >= plan.steps:
-        run.learn(keep=0)  # a skipped update is made up for
-    ends = plan.steps is not None and progress.step >= plan.steps
-    info.step = progress.step
-    if info.step % config.track.every == 0 or ends:
+def finish_step(run: Run, info: StepInfo, *, before: int, epoch_ends: bool) -> None:
+    """What is due after an update: outcomes, log line, evaluation, checkpoint, end.
+
+    before: `progress.step` before the update. What falls on a number of updates is not due again after a skip.
+    """
+    progress, config = run.progress, run.config
+    run.learn(keep=1 if run.plan.device == "cuda" else 0)
+    ends = run_ends(run, epoch_ends=epoch_ends)
+    if ends or epoch_ends or any(progress.step % every == 0 for every in intervals(run)):
+        run.learn(keep=0)
+        ends = run_ends(run, epoch_ends=epoch_ends)  # a skipped update is made up for
+    info.step = step = progress.step
+    advanced = step > before
+    if ends or (advanced and step % config.track.every == 0):
         info.logged = log_line(run, info)
-    if evaluation_is_due(run, epoch_ends=epoch_ends, ends=ends):
+    paused = run.clock()
+    if run.evaluation_feed is not None and evaluation_is_due(run, advanced, epoch_ends=epoch_ends, ends=ends):
         info.evaluation = record_evaluation(run, evaluate(run))
-    if config.checkpoint.every is not None and info.step % config.checkpoint.every == 0:
+    if advanced and config.checkpoint.every is not None and step % config.checkpoint.every == 0:
         save_checkpoint(run, epoch_ended=epoch_ends)
+    run.interval.began += run.clock() - paused  # rates are of training alone
     if ends:
         run.reason = run.reason or "done"
 
 
-def evaluation_is_due(run: Run, *, epoch_ends: bool, ends: bool) -> bool:
+def run_ends(run: Run, *, epoch_ends: bool) -> bool:
+    """Whether this update was the run's last."""
+    steps, epochs = run.plan.steps, run.config.train.epochs
+    last_epoch = epoch_ends and epochs is not None and run.progress.epoch + 1 >= epochs
+    return last_epoch or (steps is not None and run.progress.step >= steps)
+
+
+def intervals(run: Run) -> list[int]:
+    """Every number of updates after which something is due."""
+    config = run.config
+    candidates = (config.track.every, config.evaluate.every, config.checkpoint.every)
+    return [every for every in candidates if isinstance(every, int)]
+
+
+def evaluation_is_due(run: Run, advanced: bool, *, epoch_ends: bool, ends: bool) -> bool:
     """Whether the held-out data is evaluated after this update."""
-    if run.evaluation_feed is None:
-        return False
     every = run.config.evaluate.every
     if isinstance(every, int):
-        return run.progress.step % every == 0 or ends
+        return ends or (advanced and run.progress.step % every == 0)
     return ends or (epoch_ends and every == "epoch")

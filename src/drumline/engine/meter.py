@@ -7,8 +7,15 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from drumline.parallel.objective import add
+from drumline.errors import ConfigError
+from drumline.parallel.objective import add, detached
 from drumline.parallel.strategy import Sums
+
+OWN_NAMES = frozenset(
+    {"time", "kind", "step", "epoch", "elapsed_s", "loss", "aux_loss", "lr", "grad_norm", "skipped", "count"}
+    | {"samples_per_s", "units_per_s", "unit", "mfu", "memory_bytes", "loader_wait_s"}
+)
+"""What log lines and evaluations call their own values; no metric of a user's may have such a name."""
 
 HostSums = dict[str, list[float]]
 """Metric name -> [sum, weight] of one rank, as it travels over the side channel."""
@@ -20,14 +27,16 @@ class Meter:
     def __init__(self) -> None:
         self._sums: Sums = {}
 
-    def add(self, sums: Sums) -> None:
-        """Add one window's or micro-batch's sums."""
+    def add(self, sums: Sums, applied: Tensor | None = None) -> None:
+        """Add one window's or micro-batch's sums; applied: 0.0 for a window that was skipped and does not count."""
         for name, (value, weight) in sums.items():
+            if applied is not None:
+                value, weight = torch.where(applied > 0, value, 0.0), weight * applied.double()
             add(self._sums, name, value, weight)
 
     def log(self, name: str, value: float | Tensor, weight: float) -> None:
         """Add a user's value, as part of a mean with this weight."""
-        add(self._sums, f"metric/{name}", value * weight, weight)
+        add(self._sums, f"metric/{name}", detached(value) * weight, weight)
 
     def take(self) -> HostSums:
         """Read and clear; one copy from the device for all values."""
@@ -43,7 +52,7 @@ def means(parts: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
     """Means over all ranks: sums over weights, added in rank order, so that every rank has the same bits.
 
     `loss` is the counted part over its count plus the auxiliary part over its samples; a name whose weights sum to
-    zero is left out.
+    zero is left out. Raises ConfigError for a metric with one of OWN_NAMES.
     """
     totals: dict[str, tuple[float, float]] = {}
     for part in parts:
@@ -56,5 +65,7 @@ def means(parts: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
         result["loss"] = known["total"] + known.get("aux", 0.0)
     if "aux" in known:
         result["aux_loss"] = known["aux"]
-    result.update({name.removeprefix("metric/"): v for name, v in known.items() if name.startswith("metric/")})
-    return result
+    metrics = {name.removeprefix("metric/"): v for name, v in known.items() if name.startswith("metric/")}
+    if taken := sorted(metrics.keys() & OWN_NAMES):
+        raise ConfigError(f"a metric is called {taken[0]!r}, as the line's own value is", "call it something else")
+    return result | metrics

@@ -33,7 +33,9 @@ class Pending:
 
     def push(self, step: int, outcome: Outcome) -> None:
         """Start the copy of one outcome to page-locked memory."""
-        lr = outcome.lr if isinstance(outcome.lr, Tensor) else torch.full_like(outcome.norm, outcome.lr)
+        lr = outcome.lr
+        if not isinstance(lr, Tensor):
+            lr = torch.full_like(outcome.norm, lr, dtype=torch.float64)
         packed = torch.stack([x.double() for x in (outcome.norm, outcome.applied, lr)])
         if not self._cuda:
             self._queue.append((step, packed, None))

@@ -7,7 +7,10 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
+
+from drumline.data.seeds import WINDOW, seed_streams
 
 
 @contextmanager
@@ -19,6 +22,7 @@ def process_settings(precision: str) -> Iterator[None]:
     products = torch.get_float32_matmul_precision()
     faults = faulthandler.is_enabled()
     python_state = random.getstate()
+    numpy_state = np.random.get_state()
     torch_state = torch.get_rng_state()
     torch.set_float32_matmul_precision("highest" if precision == "fp32" else "high")
     if not faults:
@@ -30,6 +34,7 @@ def process_settings(precision: str) -> Iterator[None]:
         if not faults:
             faulthandler.disable()
         random.setstate(python_state)
+        np.random.set_state(numpy_state)
         torch.set_rng_state(torch_state)
 
 
@@ -37,5 +42,4 @@ def seed_window(seed: int, epoch: int, window: int, shard: int) -> None:
     """Set the random streams of one window: a function of seed, position and shard, so that a resumed window draws
     what it would have drawn.
     """
-    key = (seed * 1_000_003 + epoch) * 1_000_003 + window
-    torch.manual_seed((key * 1_000_003 + shard) % 2**63)
+    seed_streams(WINDOW, seed, shard, epoch, window)

@@ -101,6 +101,11 @@ class Run:
         """Whether this rank writes the run directory."""
         return self.groups.world.rank == 0
 
+    @property
+    def may_skip(self) -> bool:
+        """Whether an update with a gradient that is not finite is skipped, rather than the run ended."""
+        return self.config.train.non_finite == "skip" or self.plan.precision == "fp16"
+
     def event(self, name: str, **facts: Any) -> None:
         """Write one line to events.jsonl, on rank 0."""
         if self.events is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import platform
 import sys
 from collections.abc import Callable
@@ -17,10 +18,9 @@ from drumline import __version__
 from drumline.config.load import dump_config
 from drumline.config.parallel import DdpParallel
 from drumline.config.schema import RunConfig
-from drumline.data.loader import LoaderOptions, RowLoader, Source
-from drumline.data.order import Cut
-from drumline.data.stream import StreamFeed
-from drumline.data.windows import Feed, RowFeed
+from drumline.data.source import Source
+from drumline.engine.ending import tell
+from drumline.engine.feeds import evaluation_feed, training_feed, with_loader
 from drumline.engine.optimizer import make_optimizer
 from drumline.engine.pending import Pending
 from drumline.engine.records import Callback
@@ -28,6 +28,7 @@ from drumline.engine.run import Run
 from drumline.errors import ConfigError, DrumlineError, RunDirExists
 from drumline.hardware.inventory import detect
 from drumline.hardware.peaks import peak_flops
+from drumline.hardware.records import Hardware
 from drumline.launcher.world import World, accelerate_precision, detect_world
 from drumline.models.flops import training_flops_per_unit
 from drumline.parallel.ddp import Ddp
@@ -38,9 +39,11 @@ from drumline.plan.record import Plan
 from drumline.plan.resolve import resolve
 from drumline.plan.schedule import lr_factor
 from drumline.rundir import LineWriter, RunDir, write_atomic, write_json
-from drumline.track.console import ConsoleTracker
+from drumline.track.console import ConsoleTracker, describe
 from drumline.track.jsonl import JsonlTracker
 from drumline.track.protocol import Tracker
+
+logger = logging.getLogger("drumline")
 
 Optimizer = torch.optim.Optimizer
 
@@ -67,15 +70,21 @@ def start_run(parts: Parts) -> Run:
     """Decide, meet the other ranks, and put everything in place for the first window."""
     world = parts.world or detect_world()
     hardware = detect()
-    config = with_launcher_precision(with_batch_of(parts.config, parts.train))
+    config = with_launcher_precision(with_loader(parts.config, parts.train))
     plan = resolve(config, hardware, world, parts.train.num_rows)
+    tell_of_idle_gpus(config, plan, hardware, world)
+    rules = rates(parts, config, plan)
     device = bind_device(world, plan.device, config.hardware.memory_fraction)
     groups = open_groups(world, device, plan.backend, config.parallel.timeout_s)
     try:
-        directory = agree_on_directory(groups, config, parts.directory)
         strategy = make_strategy(groups, config, plan)
-        strategy.setup(parts.model, parts.task, optimizer_maker(parts, config), rates(parts, config, plan))
-        evaluation = None if parts.evaluation is None else make_feed(parts.evaluation, parts.task, config, plan, groups)
+        strategy.setup(parts.model, parts.task, optimizer_maker(parts, config), rules)
+        feed = training_feed(parts.train, parts.task, config, plan, world)
+        evaluation = None
+        if parts.evaluation is not None:
+            evaluation = evaluation_feed(parts.evaluation, parts.task, config, plan, world)
+        # Last, so that what is refused above leaves no directory that the next attempt would find in its way.
+        directory = agree_on_directory(groups, config, parts.directory)
         run = Run(
             config=config,
             plan=plan,
@@ -84,7 +93,7 @@ def start_run(parts: Parts) -> Run:
             model=parts.model,
             task=parts.task,
             strategy=strategy,
-            feed=make_feed(parts.train, parts.task, config, plan, groups, training=True),
+            feed=feed,
             evaluation_feed=evaluation,
             pending=Pending(device),
             flops_per_unit=training_flops_per_unit(parts.model),
@@ -95,10 +104,19 @@ def start_run(parts: Parts) -> Run:
         if run.is_rank_zero:
             write_start(run, parts)
     except BaseException as error:
-        groups.side.report_failure(f"rank {world.rank} failed: {error}")
+        told = tell(groups, error)
         groups.abort()
+        if told.peer is not None:
+            raise told.peer from error
         raise
     return run
+
+
+def tell_of_idle_gpus(config: RunConfig, plan: Plan, hardware: Hardware, world: World) -> None:
+    """Say on the screen how to use all GPUs where `python script.py` uses one of them and nobody asked for that."""
+    asked = config.hardware.gpus is not None or config.parallel.kind == "single"
+    if world.size == 1 and world.source == "python" and 0 < len(plan.gpus) < len(hardware.gpus) and not asked:
+        logger.warning("%s", plan.reasons["world_size"])
 
 
 def with_launcher_precision(config: RunConfig) -> RunConfig:
@@ -114,20 +132,6 @@ def with_launcher_precision(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"train": config.train.model_copy(update={"precision": given})})
 
 
-def with_batch_of(config: RunConfig, source: Source) -> RunConfig:
-    """Take a DataLoader's batch size: as the global batch, or as the micro-batch where the global one is stated."""
-    train = config.train
-    update: dict[str, Any] = {}
-    if source.shuffle is not None:
-        update["shuffle"] = source.shuffle
-    if source.batch_size is not None and train.batch_size_per_gpu is None:
-        if train.global_batch is None:
-            update["global_batch"] = source.batch_size
-        elif train.micro_batch == "auto" and source.batch_size < train.global_batch:
-            update["micro_batch"] = source.batch_size
-    return config.model_copy(update={"train": train.model_copy(update=update)}) if update else config
-
-
 def make_strategy(groups: Groups, config: RunConfig, plan: Plan) -> Strategy:
     """The strategy that the plan names."""
     if plan.kind == "ddp" and groups.train is not None:
@@ -141,46 +145,28 @@ def optimizer_maker(parts: Parts, config: RunConfig) -> Callable[[nn.Module], Op
     given = parts.optimizer
     if given is None:
         return lambda model: make_optimizer(model, config.train)
-    if isinstance(given, Optimizer):
-        return lambda model: given
-    return given
+    if not isinstance(given, Optimizer):
+        return given
+    own = {id(p) for p in parts.model.parameters()}
+    if not any(id(p) in own for group in given.param_groups for p in group["params"]):
+        raise ConfigError(
+            "the optimizer holds none of the model's parameters, so nothing would be trained",
+            "make it from the parameters of the model that is handed in, after the last change to that model",
+        )
+    return lambda model: given
 
 
 def rates(parts: Parts, config: RunConfig, plan: Plan) -> Rates:
-    """Where learning rates come from: a ready scheduler, a ready optimizer's own rate, or the config's schedule."""
+    """Where learning rates come from: a ready scheduler, a ready optimizer's own rate, or the config's schedule.
+
+    Raises ConfigError for a schedule that needs the run's length where that is not known.
+    """
     skippable = config.train.non_finite == "skip" or plan.precision == "fp16"
     schedule, total = config.train.schedule, plan.steps
     if parts.scheduler is not None or isinstance(parts.optimizer, Optimizer):
         return Rates(None, total, parts.scheduler, skippable)
+    lr_factor(schedule, 0, total)
     return Rates(lambda step: lr_factor(schedule, step, total), total, None, skippable)
-
-
-def make_feed(
-    source: Source, task: Task, config: RunConfig, plan: Plan, groups: Groups, *, training: bool = False
-) -> Feed:
-    """Windows for training, batches for evaluation; one data shard a process."""
-    settings, world = config.loader, groups.world
-    micro_batch = plan.micro_batch if training else config.evaluate.batch or plan.micro_batch
-    cut = Cut(plan.global_batch, micro_batch, world.rank, world.size)
-    options = LoaderOptions(
-        num_workers=plan.num_workers if source.num_workers is None else source.num_workers,
-        prefetch_factor=settings.prefetch_factor,
-        pin_memory=settings.pin_memory and plan.device == "cuda",
-        persistent_workers=settings.persistent_workers,
-        seed=config.seed,
-        shard=world.rank,
-    )
-    if source.is_stream:
-        return StreamFeed(source, task, options, cut)
-    assert source.num_rows is not None
-    return RowFeed(
-        RowLoader(source, task, options),
-        source.num_rows,
-        cut,
-        config.seed,
-        shuffle=config.train.shuffle,
-        needs_count=bool(getattr(task, "needs_count", False)),
-    )
 
 
 def agree_on_directory(groups: Groups, config: RunConfig, prepared: RunDir | None) -> RunDir:
@@ -217,6 +203,9 @@ def write_start(run: Run, parts: Parts) -> None:
         write_json(directory.env, environment(run))
     run.events = LineWriter(directory.events)
     run.event("start", world_size=run.groups.world.size, launcher=run.groups.world.source)
+    run.event("plan", message=describe(run.plan, run.plan.steps))
+    for name, reason in run.plan.reasons.items():
+        logger.info("plan: %s is %s: %s", name, getattr(run.plan, name), reason)
     run.trackers = (JsonlTracker(directory.metrics), *parts.trackers)
     if run.config.track.console:
         run.trackers = (*run.trackers, ConsoleTracker())

@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from drumline.config.schema import RunConfig, TrainConfig
-from drumline.data.loader import Collate, as_source
+from drumline.data.source import Collate, as_source
 from drumline.engine.checkpoint import load_checkpoint, save_checkpoint
-from drumline.engine.ending import failing_together, release, write_exit
+from drumline.engine.ending import fail, failing_together, release, write_exit
 from drumline.engine.evaluate import evaluate
 from drumline.engine.loop import run_updates
+from drumline.engine.meter import OWN_NAMES
 from drumline.engine.process import process_settings
 from drumline.engine.records import Callback, Result, StepInfo
 from drumline.engine.run import Run
@@ -137,7 +138,14 @@ class Trainer:
             return evaluate(self._run)
 
     def log(self, name: str, value: float | torch.Tensor, weight: float = 1.0) -> None:
-        """Add a value to the next log line: a mean over ranks and updates with these weights. Any rank may call it."""
+        """Add a value to the next log line: a mean over ranks and updates with these weights. Any rank may call it.
+
+        Raises ConfigError for a name that the line has already, and for more than one number.
+        """
+        if name in OWN_NAMES:
+            raise ConfigError(f"{name!r} is in every log line already", f"call it something else, such as my_{name}")
+        if isinstance(value, torch.Tensor) and value.numel() != 1:
+            raise ConfigError(f"{name!r} has the shape {list(value.shape)}, not one number", "reduce it with .mean()")
         self._run.meter.log(name, value, weight)
 
     def stop(self, reason: str = "stopped") -> None:
@@ -148,9 +156,9 @@ class Trainer:
         """Save the whole state under the run directory; all ranks call it between two steps."""
         return save_checkpoint(self._run)
 
-    def load(self, path: Path) -> None:
+    def load(self, path: Path | str) -> None:
         """Go on from a checkpoint directory; all ranks call it, before `fit` or `steps`."""
-        load_checkpoint(self._run, path)
+        load_checkpoint(self._run, Path(path))
 
     def _failing_together(self) -> AbstractContextManager[None]:
         return failing_together(lambda: self._started, self._forget)
@@ -161,14 +169,22 @@ class Trainer:
     def close(self) -> None:
         """Give back groups, loader processes and files; the model stays."""
         run, self._started = self._started, None
-        if run is not None:
-            release(run)
-            run.groups.close()
+        if run is None:
+            return
+        if run.is_rank_zero and not run.directory.exit.exists():
+            write_exit(run, 0, "closed")
+        release(run)
+        run.groups.close()
 
     def __enter__(self) -> Self:
         """The trainer itself."""
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """Close; after a failure it is closed already."""
-        self.close()
+        """Close; an error of the caller's own ends the run on all ranks, as one from inside does."""
+        run = self._started
+        if run is None or error is None or isinstance(error, GeneratorExit):
+            self.close()
+            return
+        self._started = None
+        fail(run, error)

@@ -13,7 +13,8 @@ from pathlib import Path
 from drumline.errors import DrumlineError, LaunchError, PeerFailed
 from drumline.rundir import read_json, write_json
 
-_FIX_MARK = "\n  fix: "
+FIX_MARK = "\n  fix: "
+"""What stands between problem and fix in the text of a DrumlineError."""
 
 _PEER_GONE = (
     "connection closed by peer",  # gloo
@@ -59,7 +60,7 @@ class Failure:
 
     def to_error(self, log: Path) -> LaunchError:
         """The exception for it, code and exit status kept; `log` is where to read on if the failure names no fix."""
-        problem, _, fix = self.message.partition(_FIX_MARK)
+        problem, _, fix = self.message.partition(FIX_MARK)
         who = "the launcher" if self.rank is None else f"rank {self.rank}"
         error = LaunchError(f"{who} failed: {problem}", fix or f"see {log}")
         error.code, error.exit_status = self.code, self.exit_status
@@ -132,3 +133,9 @@ def _place(error: BaseException) -> str:
     own = [frame for frame in frames if not frame.filename.startswith(_LIBRARIES)]
     innermost = (own or frames)[-1]
     return f" ({innermost.filename}:{innermost.lineno})"
+
+
+def calling_line() -> str:
+    """' (file:line)' of the innermost frame of the user's on this thread's stack; '' where there is none."""
+    own = [frame for frame in traceback.extract_stack() if not frame.filename.startswith(_LIBRARIES)]
+    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""

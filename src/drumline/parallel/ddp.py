@@ -2,8 +2,6 @@
 
 # No postponed annotations here: torch compares those of a communication hook as objects.
 import inspect
-import logging
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +17,11 @@ from drumline.parallel.objective import add_sums, preserved, run_pass
 from drumline.parallel.single import Single
 from drumline.parallel.strategy import MakeOptimizer, MicroBatch, Rates, Scale, Sums, Task
 
-logger = logging.getLogger("drumline")
+BUFFER_BUCKET_BYTES = 250 * 2**20
+"""Most bytes of buffers in one broadcast, as in DistributedDataParallel."""
+
+REDUCED_TWICE = "mark a variable ready only once"
+"""What torch says where a parameter's hook fires again in one pass."""
 
 
 class Reduction:
@@ -57,13 +59,13 @@ class Ddp(Single):
     """
 
     def __init__(self, groups: Groups, settings: DdpParallel, precision: str, compile_objective: bool = False) -> None:
-        super().__init__(groups.device, precision, compile_objective)
+        super().__init__(groups.device, precision, compile_objective, groups.world.rank)
         assert groups.train is not None
         self._groups = groups
         self._settings = settings
         self._reduction = Reduction(groups.train)
         self._missing: list[str] = []
-        self._unused_windows: Counter[str] = Counter()
+        self._idle = False
         self._laid_out = False
 
     def setup(self, model: nn.Module, task: Task, make_optimizer: MakeOptimizer, rates: Rates) -> None:
@@ -71,7 +73,9 @@ class Ddp(Single):
         if self._settings.sync_batch_norm:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model, self._groups.train)
         super().setup(model, task, make_optimizer, rates)
+        self._running = running_buffers(self._model) if self._settings.broadcast_buffers else []
         self._wrapped = self._wrap()
+        self._share_buffers([name for name, _ in self._model.named_buffers()])
 
     def _wrap(self) -> DistributedDataParallel:
         settings = self._settings
@@ -83,10 +87,10 @@ class Ddp(Single):
             "find_unused_parameters": settings.find_unused == "always",
             "device_ids": [self.device.index] if self.device.type == "cuda" else None,
         }
+        # Not by torch, which shares them before a forward pass: ranks would evaluate and end with different ones.
         # torch 2.13 has a new name for it and warns about the old one.
         known = inspect.signature(DistributedDataParallel.__init__).parameters
-        sync = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
-        options[sync] = settings.broadcast_buffers and has_running_buffers(self._model)
+        options["forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"] = False
         wrapped = DistributedDataParallel(self._objective, **options)
         wrapped.register_comm_hook(self._reduction, sum_bucket)
         return wrapped
@@ -95,8 +99,11 @@ class Ddp(Single):
         """Accumulate locally, then reduce in the last pass."""
         if not self._laid_out:
             self._lay_out(micro_batches[0])
+        self._buffers.keep()
         sums: Sums = {}
         last = len(micro_batches) - 1
+        self._idle = not any(micro_batch.weight for micro_batch in micro_batches)
+        self._missing = []
         for i, micro_batch in enumerate(micro_batches):
             if micro_batch.weight == 0:
                 with preserved(self._model, self.device):
@@ -104,14 +111,29 @@ class Ddp(Single):
             else:
                 add_sums(sums, self._run(micro_batch, scale, synchronise=i == last), micro_batch)
         self._windows += 1
+        self._share_buffers(self._running)
         return sums
+
+    def _share_buffers(self, names: Sequence[str]) -> None:
+        """Give every rank rank 0's."""
+        if names:
+            buffers = [self._model.get_buffer(name) for name in names]
+            dist._broadcast_coalesced(self._reduction.group, buffers, BUFFER_BUCKET_BYTES, 0)
 
     def _run(self, micro_batch: MicroBatch, scale: Scale, *, synchronise: bool) -> Any:
         self._wrapped.require_backward_grad_sync = synchronise
         self._reduction.whole = False
-        target, loss = run_pass(self._wrapped, micro_batch, scale, self._precision, self.device)
-        if synchronise:
-            self._complete(target)
+        try:
+            target, loss = run_pass(self._wrapped, micro_batch, scale, self._precision, self.device)
+            if synchronise:
+                self._complete(target)
+        except RuntimeError as error:
+            if REDUCED_TWICE not in str(error):
+                raise
+            raise DrumlineError(
+                "re-entrant activation checkpointing hides parameters, so that it cannot be told which were used",
+                "call torch.utils.checkpoint with use_reentrant=False, or use every parameter in every forward pass",
+            ) from error
         return loss
 
     def _lay_out(self, micro_batch: MicroBatch) -> None:
@@ -121,21 +143,22 @@ class Ddp(Single):
         """
         with preserved(self._model, self.device):
             self._run(micro_batch, Scale(0.0, 0.0), synchronise=True)
-        self._missing = []
         self._update.clear()
         self._laid_out = True
 
     def _complete(self, target: Tensor) -> None:
         """Send the buckets that wait for parameters which this pass did not use."""
-        self._missing = []
-        if self._reduction.whole or self._settings.static_graph or self._settings.find_unused == "always":
+        by_torch = self._settings.static_graph or self._settings.find_unused == "always"
+        if self._reduction.whole and not by_torch:
+            return
+        self._missing = [name for name, p in self._trainable.items() if p.grad is None]
+        if by_torch:
             return
         used = parameters_of_graph(target)
-        missing = {n: p for n, p in self._model.named_parameters() if p.requires_grad and id(p) not in used}
-        self._missing = [name for name, p in missing.items() if p.grad is None]
+        missing = {name: p for name, p in self._trainable.items() if id(p) not in used}
         if self._settings.find_unused == "never":
             raise DrumlineError(
-                f"no gradient for {', '.join(missing)}",
+                f"no gradient for {', '.join(self._missing or missing)}",
                 "use these parameters in every forward pass, freeze them, or set parallel.find_unused=auto",
             )
         torch.autograd.backward(list(missing.values()), [torch.zeros_like(p) for p in missing.values()])
@@ -146,47 +169,21 @@ class Ddp(Single):
             )
 
     def notes(self) -> dict[str, list[str]]:
-        """Names of the parameters that this rank did not use in the window."""
+        """Names of the parameters that this rank did not use in the window, or that it had no rows of its own."""
+        if self._idle:
+            return {"idle": []}
         return {"unused": self._missing} if self._missing else {}
 
-    def heed(self, notes: Sequence[dict[str, list[str]]]) -> None:
-        """Unused everywhere: no gradient at all, as one process would have it. New names are warned of once."""
-        by_name: dict[str, list[int]] = {}
-        for rank, note in enumerate(notes):
-            for name in note.get("unused", []):
-                by_name.setdefault(name, []).append(rank)
-        if not by_name:
-            return
-        parameters = dict(self._model.named_parameters())
-        for name, ranks in by_name.items():
-            if len(ranks) == len(notes):
-                parameters[name].grad = None
-        new = {name: ranks for name, ranks in by_name.items() if name not in self._unused_windows}
-        self._unused_windows.update(by_name)
-        if new and self._groups.world.rank == 0:
-            listed = ", ".join(f"{name} ({describe(ranks, len(notes))})" for name, ranks in new.items())
-            logger.warning(
-                "no gradient in update %d for: %s; such parameters count as zero there", self._windows, listed
-            )
-
     def close(self) -> None:
-        """Drop the wrapper; say how often parameters went unused, so that dead weights do not hide."""
-        if self._unused_windows and self._groups.world.rank == 0:
-            counts = ", ".join(f"{name} in {n} of {self._windows}" for name, n in self._unused_windows.items())
-            logger.info("updates without gradient: %s", counts)
+        """Drop the wrapper."""
         self._wrapped = None  # type: ignore[assignment]
         super().close()
 
 
-def describe(ranks: Sequence[int], world_size: int) -> str:
-    """Say on which ranks."""
-    return "on all ranks" if len(ranks) == world_size else f"on rank {', '.join(map(str, ranks))} only"
-
-
-def has_running_buffers(model: nn.Module) -> bool:
-    """Whether there are buffers that a checkpoint holds, and so that training may move (BatchNorm's statistics)."""
+def running_buffers(model: nn.Module) -> list[str]:
+    """Names of buffers that a checkpoint holds, and so that training may move (BatchNorm's statistics)."""
     persistent = set(model.state_dict(keep_vars=True))
-    return any(name in persistent for name, _ in model.named_buffers())
+    return [name for name, _ in model.named_buffers() if name in persistent]
 
 
 def parameters_of_graph(target: Tensor) -> set[int]:

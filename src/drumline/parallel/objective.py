@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -37,32 +39,42 @@ def detached(value: Tensor | float) -> Tensor | float:
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:
-    """Copy all tensors of a nested batch, without waiting where they are page-locked."""
+    """Copy all tensors of a nested batch, without waiting where they are page-locked.
+
+    What can move itself does (a PackedSequence keeps its sizes on the CPU); other mappings become a dict.
+    """
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
+    if hasattr(batch, "to") and callable(batch.to):
+        return batch.to(device)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(to_device(item, device) for item in batch))
     if isinstance(batch, list | tuple):
         return type(batch)(to_device(item, device) for item in batch)
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return {key: to_device(value, device) for key, value in batch.items()}
-    if hasattr(batch, "to") and callable(batch.to):
-        return batch.to(device)
     return batch
 
 
 @contextmanager
 def preserved(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Put buffers and this device's random streams back as they were: a pass that must leave no trace."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    cpu_state = torch.get_rng_state()
+    """Put buffers and random streams back as they were: a pass that must leave no trace."""
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    python_state, numpy_state, cpu_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     gpu_state = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, before in buffers:
+            for module, name, buffer, before in buffers:
                 buffer.copy_(before)
+                setattr(module, name, buffer)  # the pass may have put another tensor in its place
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
         torch.set_rng_state(cpu_state)
         if gpu_state is not None:
             torch.cuda.set_rng_state(gpu_state, device)

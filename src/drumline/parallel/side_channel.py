@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch.distributed as dist
 
 from drumline.errors import GroupError, PeerFailed
+from drumline.launcher.failures import calling_line
 
 SLICE_S = 1.0
 """Length of one wait; between two the failure key is looked at."""
@@ -21,6 +23,10 @@ class SideChannel(Protocol):
 
     def exchange(self, tag: str, payload: Any = None) -> list[Any]:
         """Give a JSON value, get every rank's, by rank. All ranks must come with the same tag."""
+        ...
+
+    def announce(self, place: str) -> None:
+        """Say, without waiting, where this rank goes before the next round: it may get stuck there."""
         ...
 
     def report_failure(self, message: str) -> None:
@@ -39,6 +45,9 @@ class Alone:
         """Give back the one payload."""
         return [payload]
 
+    def announce(self, place: str) -> None:
+        """Nobody else is there."""
+
     def report_failure(self, message: str) -> None:
         """Nobody else is there."""
 
@@ -56,6 +65,8 @@ class StoreChannel:
         self._size = size
         self._timeout_s = timeout_s
         self._round = 0
+        self._announced = -1
+        """Round before which this rank has said where it goes."""
         self._reads_many: bool = store.has_extended_api()  # type: ignore[attr-defined]  # a file store cannot
 
     def exchange(self, tag: str, payload: Any = None) -> list[Any]:
@@ -75,12 +86,25 @@ class StoreChannel:
         store.delete_key(self._key(self._round - 1, self._rank))
         tags = [answer[0] for answer in answers]
         if len(set(tags)) > 1:
-            places = "; ".join(f"rank {rank} at {name!r}" for rank, name in enumerate(tags))
-            raise GroupError(
-                f"the ranks are at different places: {places}",
-                "something that all ranks must call is called on some of them only (a rank-0 guard?)",
-            )
+            raise different_places({rank: f"{tag!r}{line}" for rank, (tag, line) in enumerate(self._lines(tags))})
         return [answer[1] for answer in answers]
+
+    def _lines(self, tags: Sequence[str]) -> list[tuple[str, str]]:
+        """Each rank's tag and the line of the user's that led to it; all ranks look for it, so all post theirs."""
+        keys = [f"where/{self._round}/{rank}" for rank in range(self._size)]
+        self._store.set(keys[self._rank], calling_line())
+        with contextlib.suppress(dist.DistStoreError):  # a rank that is gone by now: its line stays unknown
+            self._store.wait(keys, timedelta(seconds=SLICE_S))
+        lines = [self._store.get(key).decode() if self._store.check([key]) else "" for key in keys]
+        return list(zip(tags, lines, strict=True))
+
+    def announce(self, place: str) -> None:
+        """Say, without waiting, where this rank goes before the next round: it may get stuck there.
+
+        A rank that waits elsewhere for that round then knows that this one will never come.
+        """
+        self._announced = self._round
+        self._store.set(f"at/{self._rank}", json.dumps([self._round, place]))
 
     def _key(self, round_number: int, rank: int) -> str:
         return f"round/{round_number}/{rank}"
@@ -94,13 +118,24 @@ class StoreChannel:
             except dist.DistStoreError:
                 if message := self.failure():
                     raise PeerFailed(message, "see that rank's log") from None
-                if time.monotonic() < deadline:
+                absent = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
+                self._look_for(absent, tag)
+                if not absent or time.monotonic() < deadline:
                     continue
-            absent = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
             raise GroupError(
                 f"rank {self._rank} waited {self._timeout_s:g} s at {tag!r} for rank {', '.join(absent)}",
                 "start every rank, see what the absent ones were doing, or raise parallel.timeout_s",
             )
+
+    def _look_for(self, absent: Sequence[str], tag: str) -> None:
+        """Raise GroupError where an absent rank has gone to a place that this one has passed by."""
+        if self._announced == self._round - 1:
+            return
+        for rank in absent:
+            key = f"at/{rank}"
+            number, place = json.loads(self._store.get(key)) if self._store.check([key]) else (-1, "")
+            if number == self._round - 1:
+                raise different_places({self._rank: f"{tag!r}{calling_line()}", int(rank): repr(place)}) from None
 
     def report_failure(self, message: str) -> None:
         """Post the message unless another rank was first."""
@@ -111,3 +146,12 @@ class StoreChannel:
         if not self._store.check(["failed"]):
             return None
         return self._store.get("failed").decode()
+
+
+def different_places(places: Mapping[int, str]) -> GroupError:
+    """The error of ranks that cannot meet; `places` by rank."""
+    listed = "; ".join(f"rank {rank} at {place}" for rank, place in sorted(places.items()))
+    return GroupError(
+        f"the ranks are at different places: {listed}",
+        "something that all ranks must call is called on some of them only (a rank-0 guard?)",
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,35 +9,40 @@ import torch
 from torch import nn
 
 from drumline.errors import ConfigError
+from drumline.parallel.buffers import Buffers
 from drumline.parallel.objective import Objective, add_sums, run_pass, to_device
 from drumline.parallel.precision import Precision
 from drumline.parallel.strategy import Batch, Loss, MakeOptimizer, MicroBatch, Outcome, Rates, Scale, Sums, Task
+from drumline.parallel.unused import Unused
 from drumline.parallel.update import Update
-
-logger = logging.getLogger("drumline")
 
 
 class Single:
     """Runs windows on one device without any communication."""
 
-    def __init__(self, device: torch.device, precision: str, compile_objective: bool = False) -> None:
+    def __init__(self, device: torch.device, precision: str, compile_objective: bool = False, rank: int = 0) -> None:
         self.device = device
         self._precision = Precision(precision, device)
         self._compile = compile_objective
         self._windows = 0
+        self._unused = Unused(rank)
 
     def setup(self, model: nn.Module, task: Task, make_optimizer: MakeOptimizer, rates: Rates) -> None:
         """Take the model to the device and make the optimizer on it there."""
         self._model = model.to(self.device)
         if not any(p.requires_grad for p in model.parameters()):
             raise ConfigError("the model has no parameter that requires a gradient", "unfreeze what is to be trained")
+        self._trainable = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         self._objective = Objective(self._model, task)
         if self._compile:
             self._objective.compile()
         self._update = Update(make_optimizer(self._model), rates, self._precision.loss_scale)
+        self._buffers = Buffers(self._model)
+        self._skippable = rates.skippable
 
     def window(self, micro_batches: Sequence[MicroBatch], scale: Scale) -> Sums:
         """Accumulate the gradients of all micro-batches."""
+        self._buffers.keep()
         sums: Sums = {}
         for micro_batch in micro_batches:
             _, loss = run_pass(self._objective, micro_batch, scale, self._precision, self.device)
@@ -47,23 +51,26 @@ class Single:
         return sums
 
     def notes(self) -> dict[str, list[str]]:
-        """Name, once, the parameters that the first window gave no gradient."""
-        if self._windows == 1:
-            unused = [name for name, p in self._model.named_parameters() if p.requires_grad and p.grad is None]
-            if unused:
-                logger.warning("no gradient in the first update for: %s", ", ".join(unused))
-        return {}
+        """Names of the parameters that the window gave no gradient."""
+        unused = [name for name, p in self._trainable.items() if p.grad is None] if self._windows else []
+        return {"unused": unused} if unused else {}
 
     def heed(self, notes: Sequence[dict[str, list[str]]]) -> None:
-        """Nobody else is there."""
+        """Unused on all ranks: no gradient at all, as one process would have it. New names are warned of once."""
+        for name in self._unused.heed(notes, self._windows):
+            self._trainable[name].grad = None
 
     def step(self, max_norm: float | None) -> Outcome:
         """Clip and update."""
-        return self._update.apply(max_norm)
+        outcome = self._update.apply(max_norm)
+        if self._skippable:
+            self._buffers.take_back_unless(outcome.applied)
+        return outcome
 
     def discard(self) -> None:
-        """Drop the window's gradients."""
+        """Drop what the window did."""
         self._update.clear()
+        self._buffers.take_back()
 
     def forward(self, batch: Batch) -> Loss:
         """Forward pass without gradient."""
@@ -80,4 +87,5 @@ class Single:
         self._update.load(state)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Say how often parameters went unused."""
+        self._unused.summarise(self._windows)

@@ -123,7 +123,7 @@ class Strategy(Protocol):
         ...
 
     def discard(self) -> None:
-        """Clear the window's gradients without an update."""
+        """Drop the window that has just run: no update, and buffers as they were before it."""
         ...
 
     def forward(self, batch: Batch) -> Loss:

@@ -33,13 +33,18 @@ class Update:
         self._fused = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         self._on_device = self._fused and rates.skippable and rates.factor is not None and rates.total is not None
         self._completed = 0
+        if self._fused and isinstance(optimizer, torch.optim.SGD):
+            self._fused = start_momentum(optimizer)
+            self._on_device = self._on_device and self._fused
         if self._on_device:
             assert rates.factor is not None and rates.total is not None
             table = [rates.factor(step) for step in range(rates.total)]
-            self._table = torch.tensor(table, dtype=torch.float32, device=self._device)
+            # torch's kernels for CUDA read a float32; elsewhere the rate is what the host would have given.
+            dtype = torch.float32 if self._device.type == "cuda" else torch.float64
+            self._table = torch.tensor(table, dtype=dtype, device=self._device)
             self._counter = torch.zeros((), dtype=torch.int64, device=self._device)
             for group, base in zip(optimizer.param_groups, self._bases, strict=True):
-                group["lr"] = torch.tensor(base, dtype=torch.float32, device=self._device)
+                group["lr"] = torch.tensor(base, dtype=dtype, device=self._device)
 
     def apply(self, max_norm: float | None) -> Outcome:
         """Run one update; gradients hold the window's sum (times the loss scale) and are cleared."""
@@ -57,13 +62,14 @@ class Update:
             torch._foreach_mul_(gradients, factor)
         applied = torch.isfinite(norm).float()
         rate = self._set_rate()
+        stepped = None  # not known to the host
         if self._fused:
             self.optimizer.found_inf = 1 - applied  # type: ignore[attr-defined]
             self.optimizer.step()
             del self.optimizer.found_inf  # type: ignore[attr-defined]
-        elif bool(applied):
+        elif stepped := bool(applied):
             self.optimizer.step()
-        self._count(applied)
+        self._count(applied, stepped)
         self.clear()
         return Outcome(norm, applied, rate)
 
@@ -82,15 +88,17 @@ class Update:
                 group["lr"] = base * factor_now
         return float(groups[0]["lr"])
 
-    def _count(self, applied: Tensor) -> None:
+    def _count(self, applied: Tensor, stepped: bool | None) -> None:
         """Move counters, schedule and loss scale, only for an update that was applied."""
         if self._loss_scale is not None:
             self._loss_scale.update(applied)
         if self._on_device:
             self._counter += applied.long()
             return
-        # A skip ends the run, so the host need not look; or it does not, and then the host has to.
-        if not self._rates.skippable or bool(applied):
+        if stepped is None:
+            # A skip ends the run, so the host need not look; or it does not, and then the host has to.
+            stepped = not self._rates.skippable or bool(applied)
+        if stepped:
             self._completed += 1
             if self._rates.scheduler is not None:
                 self._rates.scheduler.step()
@@ -123,3 +131,20 @@ class Update:
             self._rates.scheduler.load_state_dict(state["scheduler"])
         if self._loss_scale is not None and state["loss_scale"] is not None:
             self._loss_scale.load(state["loss_scale"])
+
+
+def start_momentum(optimizer: torch.optim.SGD) -> bool:
+    """Zero the momentum of a fused SGD before its first update; returns whether it may skip on the device.
+
+    torch 2.11 to 2.13 leave it uninitialised where the first update is skipped, and refuse a parameter whose first
+    gradient comes later. Zero gives the first update that None gives, but for a dampening, which None leaves out.
+    """
+    for group in optimizer.param_groups:
+        if not group["momentum"]:
+            continue
+        if group["dampening"]:
+            return False
+        for p in group["params"]:
+            if optimizer.state[p].get("momentum_buffer") is None:
+                optimizer.state[p]["momentum_buffer"] = torch.zeros_like(p)
+    return True

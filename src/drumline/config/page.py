@@ -1,0 +1,89 @@
+"""Writes the reference page of all settings, docs/config.md, from the schema: `make docs`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+
+from pydantic.fields import FieldInfo
+
+from drumline.config.fields import Model, field_leaves, kind_of, sections_of, wanted
+from drumline.config.schema import RunConfig
+
+_HEAD = """# Settings
+
+<!-- Written by `make docs` from src/drumline/config/schema.py: change the descriptions there. -->
+
+A run is described by one set of settings, the same in a recipe (YAML), after `--set` and in Python:
+
+```yaml
+train:
+  global_batch: 32
+  lr: 0.003
+```
+
+is `--set train.global_batch=32 --set train.lr=0.003`, and `TrainConfig(global_batch=32, lr=0.003)` or
+`RunConfig.model_validate({"train": {"global_batch": 32, "lr": 0.003}})`. Later ones win: the defaults below, then the
+recipe, then each `--set` in its order. A key that is not listed here is an error. YAML's `null` is Python's `None`, and
+what "none" means below. `drumline config show RECIPE` prints what a recipe comes to.
+"""
+
+
+def config_page() -> str:
+    """The page in Markdown: a table a section, in the schema's order."""
+    return "\n".join([_HEAD, *_section(RunConfig, "", "")])
+
+
+def _section(section: Model, name: str, heading: str) -> Iterator[str]:
+    """A section's text, table and inner sections; `name` is its dotted key, empty for the whole config."""
+    if heading:
+        yield f"{heading}\n"
+    yield f"{' '.join((section.__doc__ or '').split())}\n"
+    inner = {key: field for key, field in section.model_fields.items() if sections_of(field_leaves(field))}
+    rows = [_row(key, field) for key, field in section.model_fields.items() if _has_row(field, is_inner=key in inner)]
+    if rows:
+        yield "| setting | takes | default | what it is |\n|---|---|---|---|"
+        yield from rows
+        yield ""
+    for key, field in inner.items():
+        yield from _inner(f"{name}.{key}".lstrip("."), field)
+
+
+def _inner(name: str, field: FieldInfo) -> Iterator[str]:
+    sections = sections_of(field_leaves(field))
+    if len(sections) == 1:
+        yield from _section(sections[0], name, f"## {name}")
+        return
+    yield f"## {name}\n\nOne of these kinds, chosen by `{name}.kind`: {', '.join(map(kind_of, sections))}.\n"
+    for section in sections:
+        note = " (default)" if isinstance(field.default, section) else ""
+        yield from _section(section, name, f"### {name}, kind: {kind_of(section)}{note}")
+
+
+def _has_row(field: FieldInfo, *, is_inner: bool) -> bool:
+    """A section has tables of its own and a row only where it may be absent; a kind is named in its heading."""
+    return field.default is None if is_inner else bool(field.description)
+
+
+def _row(key: str, field: FieldInfo) -> str:
+    cells = (
+        f"`{key}`",
+        _escaped(wanted(field_leaves(field))),
+        _default(field),
+        _escaped(field.description or ""),
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "must be given"
+    value = list(field.default) if isinstance(field.default, tuple) else field.default
+    text = value if isinstance(value, str) else json.dumps(value, default=str).strip('"')
+    return f"`{text}`"
+
+
+def _escaped(text: str) -> str:
+    """Text as it stands, not as Markdown: `runs/<name>` would lose its end, and a pattern's star would slant."""
+    return re.sub(r"([<>|*])", r"\\\1", text)

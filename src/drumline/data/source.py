@@ -1,0 +1,105 @@
+"""What a user hands in as data, brought to one form: rows, and how they become a batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+
+from drumline.errors import ConfigError
+
+logger = logging.getLogger("drumline")
+
+Collate = Callable[[list[Any]], Any]
+
+
+@runtime_checkable
+class Shardable(Protocol):
+    """A stream that can be cut, as Hugging Face's iterable data sets can."""
+
+    def shard(self, num_shards: int, index: int) -> Any:
+        """The part `index` of `num_shards`; all parts together are the whole, each row once."""
+        ...
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a user's data comes down to. Of a DataLoader that was handed in: what it says beyond rows and collate."""
+
+    rows: Dataset[Any]
+    collate: Collate
+    batch_size: int | None = None
+    num_workers: int | None = None
+    shuffle: bool | None = None
+    """None: nothing was said."""
+    worker_init: Callable[[int], None] | None = None
+    """Called first in each loader process."""
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether rows can only be read one after the other."""
+        return isinstance(self.rows, IterableDataset)
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Whether several processes can read a part each."""
+        return not self.is_stream or isinstance(self.rows, Shardable)
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of a map-style data set, None for a stream."""
+        return None if self.is_stream else len(self.rows)  # type: ignore[arg-type]
+
+
+def as_source(data: Any, collate: Collate | None = None) -> Source:
+    """Take a data set or a DataLoader. Raises ConfigError for a loader whose batches or order are somebody's own."""
+    if isinstance(data, DataLoader):
+        return _of_loader(data, collate or data.collate_fn)
+    if isinstance(data, IterableDataset) or (hasattr(data, "__getitem__") and hasattr(data, "__len__")):
+        return Source(data, collate or default_collate)
+    raise ConfigError(
+        f"a {type(data).__name__} is neither a data set nor a DataLoader",
+        "give a torch Dataset (with __len__ and __getitem__), an IterableDataset or a DataLoader",
+    )
+
+
+def _of_loader(data: DataLoader[Any], collate: Collate) -> Source:
+    batches, shuffle = data.batch_sampler, None
+    if batches is None:
+        raise ConfigError(
+            "the DataLoader has batch_size=None, so its data set makes the batches, and they could not be shared out",
+            "hand in a data set of single samples, and the batch size as train.global_batch",
+        )
+    if type(batches) is not BatchSampler:
+        raise _own_order(batches)
+    sampler: Any = batches.sampler
+    if not isinstance(data.dataset, IterableDataset):
+        shuffle = type(sampler) is RandomSampler and not sampler.replacement
+        if not shuffle and type(sampler) is not SequentialSampler:
+            raise _own_order(sampler)
+        if len(sampler) != len(data.dataset):  # type: ignore[arg-type]
+            raise _own_order(sampler)
+    if batches.drop_last:
+        logger.warning("drop_last of the DataLoader has no effect: each sample counts, the last update is the smaller")
+    return Source(data.dataset, collate, batches.batch_size, data.num_workers or None, shuffle, data.worker_init_fn)
+
+
+def _own_order(sampler: object) -> ConfigError:
+    name = type(sampler).__name__
+    name += " with replacement" if getattr(sampler, "replacement", False) else ""
+    return ConfigError(
+        f"the DataLoader brings its own sampler ({name}), and samples could not be shared out to all processes",
+        "hand in the data set itself, or a DataLoader with shuffle=True or False; choose or reorder rows in the data "
+        "set (torch.utils.data.Subset)",
+    )

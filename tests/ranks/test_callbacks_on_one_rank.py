@@ -1,0 +1,110 @@
+"""What a callback may do on one rank only, and how it ends where it may not."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from drumline import StepInfo, Trainer
+from tests.rank_pool import RankPool
+from tests.ranks.failing import failures_of
+from tests.ranks.test_batch_norm import Normalised, squared_error
+from tests.ranks.training import Case, MaskedRegression, MaskedRows, config_of, fresh, largest_difference, make_model
+
+CONFIG = {"train": {"global_batch": 8, "max_steps": 6, "shuffle": False}}
+Seen = tuple[list[dict[str, Tensor]], list[float]]
+
+
+def probe_on_rank_0(directory: str, probes: bool) -> Seen:
+    """State after each update; on rank 0 a callback then runs the model in training mode and logs what it gives."""
+    states: list[dict[str, Tensor]] = []
+    logged: list[float] = []
+    x = torch.stack([MaskedRows(40)[i]["x"] for i in range(30, 35)])
+
+    def look(trainer: Trainer, info: StepInfo) -> None:
+        states.append({name: value.clone() for name, value in trainer.model.state_dict().items()})
+        if info.logged is not None and "probe" in info.logged:
+            logged.append(info.logged["probe"])
+
+    def probe(trainer: Trainer, info: StepInfo) -> None:
+        if dist.get_rank() == 0 and probes:
+            assert trainer.model.training
+            trainer.log("probe", trainer.model(x).mean())
+
+    case = Case(directory, CONFIG)
+    with Trainer(Normalised(), config_of(case), MaskedRows(48), loss=squared_error, callbacks=[look, probe]) as trainer:
+        trainer.fit()
+    return states, logged
+
+
+def test_the_model_and_the_log_are_free_to_use(ranks: RankPool, tmp_path: Path) -> None:
+    (states, logged), (other, seen) = ranks.run(2, probe_on_rank_0, fresh(tmp_path), True)
+    assert len(states) == 6
+    for mine, theirs in zip(states, other, strict=True):
+        assert largest_difference(mine, theirs) == 0
+    # A callback's value is in the line of the update after it.
+    assert logged == seen and len(logged) == 5
+    (undisturbed, _), _ = ranks.run(2, probe_on_rank_0, fresh(tmp_path), False)
+    trained = [name for name in undisturbed[-1] if name.endswith(("weight", "bias"))]
+    for name in trained:
+        assert torch.equal(states[-1][name], undisturbed[-1][name])
+
+
+def evaluate_here(trainer: Trainer, info: StepInfo) -> None:
+    trainer.evaluate()  # in the callback
+
+
+def save_here(trainer: Trainer, info: StepInfo) -> None:
+    trainer.save()  # in the callback
+
+
+CALLBACKS = {"evaluate": evaluate_here, "checkpoint": save_here}
+
+
+def line_of(fn: Callable[..., None]) -> str:
+    """file:line of the function's one statement."""
+    return f"{__file__}:{inspect.getsourcelines(fn)[1] + 1}"
+
+
+def call_on_one_rank(directory: str, place: str, rank: int, step: int) -> None:
+    def callback(trainer: Trainer, info: StepInfo) -> None:
+        if dist.get_rank() == rank and info.step == step:
+            CALLBACKS[place](trainer, info)
+
+    rows, held_out = MaskedRows(48), MaskedRows(8)
+    with Trainer(
+        make_model(),
+        config_of(Case(directory, CONFIG)),
+        rows,
+        loss=MaskedRegression([]),
+        eval_data=held_out,
+        callbacks=[callback],
+    ) as trainer:
+        trainer.fit()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("place", CALLBACKS)
+@pytest.mark.parametrize(("step", "elsewhere"), [(3, "update 4"), (5, "update 6")])
+def test_what_all_ranks_must_call_is_found_on_one(
+    ranks: RankPool, tmp_path: Path, place: str, rank: int, step: int, elsewhere: str
+) -> None:
+    endings = failures_of(ranks, 2, call_on_one_rank, fresh(tmp_path), place, rank, step, within_s=5)
+    wrong, other = endings[rank], endings[1 - rank]
+    assert wrong.name == "GroupError"
+    assert f"rank {rank} at '{place}' ({line_of(CALLBACKS[place])})" in wrong.message
+    assert f"rank {1 - rank} at '{elsewhere}'" in wrong.message
+    assert other.name == "PeerFailed"
+    assert line_of(CALLBACKS[place]) in other.message
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_and_after_the_last_update_too(ranks: RankPool, tmp_path: Path, rank: int) -> None:
+    endings = failures_of(ranks, 2, call_on_one_rank, fresh(tmp_path), "checkpoint", rank, 6, within_s=5)
+    assert {ending.name for ending in endings} <= {"GroupError", "PeerFailed"}

@@ -1,0 +1,109 @@
+"""Any rank may ask for the end, and every end is decided by all ranks alike."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from drumline import Result, StepInfo, Trainer
+from drumline.parallel.strategy import Batch
+from tests.rank_pool import RankPool
+from tests.ranks.training import (
+    Case,
+    MaskedRegression,
+    MaskedRows,
+    config_of,
+    fresh,
+    largest_difference,
+    make_model,
+    train,
+)
+
+
+def stop_on_rank_1(directory: str) -> tuple[int, str, dict[str, Tensor]]:
+    case = Case(directory, {"train": {"global_batch": 8, "max_steps": 10}})
+
+    def stop(trainer: Trainer, info: StepInfo) -> None:
+        if dist.get_rank() == 1 and info.step == 3:
+            trainer.stop("enough")
+
+    task = MaskedRegression([])
+    with Trainer(make_model(), config_of(case), MaskedRows(37), loss=task, callbacks=[stop]) as trainer:
+        result = trainer.fit()
+        weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    return result.steps, result.reason, weights
+
+
+def test_a_stop_on_one_rank_ends_all_after_that_update(ranks: RankPool, tmp_path: Path) -> None:
+    start = time.monotonic()
+    answers = ranks.run(2, stop_on_rank_1, fresh(tmp_path))
+    assert time.monotonic() - start < 10
+    expected, *_ = ranks.run(1, train, Case(fresh(tmp_path), {"train": {"global_batch": 8, "max_steps": 3}}))
+    for steps, reason, weights in answers:
+        assert (steps, reason) == (3, "enough")
+        assert largest_difference(weights, expected.weights) < 1e-10
+
+
+class Targets(Dataset[Tensor]):
+    """Rows are targets of the one weight that is learned."""
+
+    def __init__(self, *targets: float) -> None:
+        self._targets = targets
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor(self._targets[index], dtype=torch.float64)
+
+
+class Weight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros((), dtype=torch.float64))
+
+    def forward(self) -> Tensor:
+        return self.weight
+
+
+def distance(model: nn.Module, batch: Batch) -> Tensor:
+    squares: Tensor = (model() - batch).square().mean()
+    return squares
+
+
+def stop_early(directory: str, held_out: tuple[float, ...], patience: int) -> Result:
+    """The weight moves towards 1: evaluation gets better on a shard with target 1, worse on one with target -1."""
+    early = {"metric": "loss", "patience": patience, "min_delta": 1e-4}
+    sections = {"train": {"global_batch": 2, "max_steps": 6}, "evaluate": {"every": 1, "early_stopping": early}}
+    data, rows = Targets(*[1.0] * 24), Targets(*held_out)
+    with Trainer(Weight(), config_of(Case(directory, sections)), data, eval_data=rows, loss=distance) as trainer:
+        return trainer.fit()
+
+
+@pytest.mark.parametrize(
+    ("held_out", "reason", "steps"),
+    [
+        ((1.0, 1.0, -1.0, -1.0), "early_stop", 3),
+        ((1.0, 1.0, 1.0, -1.0), "done", 6),
+        ((1.0, -1.0, -1.0, -1.0), "early_stop", 3),
+    ],
+    ids=["shards-disagree", "better-on-the-whole", "worse-on-the-whole"],
+)
+def test_early_stopping_looks_at_all_shards(
+    ranks: RankPool, tmp_path: Path, held_out: tuple[float, ...], reason: str, steps: int
+) -> None:
+    start = time.monotonic()
+    (alone,) = ranks.run(1, stop_early, fresh(tmp_path), held_out, 2)
+    both = ranks.run(2, stop_early, fresh(tmp_path), held_out, 2)
+    assert time.monotonic() - start < 15
+    for result in both:
+        assert (result.steps, result.reason) == (alone.steps, alone.reason) == (steps, reason)
+        assert result.history == both[0].history
+        for metrics, expected in zip(result.history, alone.history, strict=True):
+            assert metrics["loss"] == pytest.approx(expected["loss"], abs=1e-12)

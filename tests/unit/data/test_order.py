@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from drumline.data.order import Cut, balanced, epoch_order, epoch_windows, evaluation_batches, window_rows
+
+SIZES = (1, 2, 7, 10, 21)
+WORLDS = (1, 2, 3, 4, 5)
+BATCHES = (1, 3, 4, 256)
+MICROS = (1, 2, 5, 256)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+@pytest.mark.parametrize("length", [0, 1, 2, 6, 7, 20])
+def test_balanced_cuts_into_contiguous_ranges_that_differ_by_at_most_one(length: int, parts: int) -> None:
+    ranges = balanced(length, parts)
+    sizes = [len(part) for part in ranges]
+    assert [i for part in ranges for i in part] == list(range(length))
+    assert len(ranges) == parts
+    assert max(sizes) - min(sizes) <= 1
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.parametrize("num_rows", SIZES)
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("micro", MICROS)
+def test_an_epoch_is_covered_exactly(num_rows: int, world: int, batch: int, micro: int) -> None:
+    order = epoch_order(num_rows, 3, 0, shuffle=True)
+    shards = [list(epoch_windows(order, Cut(batch, micro, shard, world))) for shard in range(world)]
+    num_windows = -(-num_rows // batch)
+    assert {len(windows) for windows in shards} == {num_windows}
+    for k in range(num_windows):
+        window = order[k * batch : (k + 1) * batch]
+        trained = [np.concatenate([p.rows for p in windows[k] if p.weight] or [window[:0]]) for windows in shards]
+        assert np.concatenate(trained).tolist() == window.tolist()
+        shares = [len(rows) for rows in trained]
+        assert max(shares) - min(shares) <= 1
+        for windows, share in zip(shards, shares, strict=True):
+            sizes = [len(piece.rows) for piece in windows[k]]
+            assert 1 <= min(sizes) <= max(sizes) <= micro
+            assert max(sizes) - min(sizes) <= 1
+            assert {piece.weight for piece in windows[k]} == {1 if share else 0}
+
+
+def test_a_shard_without_rows_takes_part_once_on_the_first_shards_first_micro_batch() -> None:
+    window = np.array([8, 6, 4])
+    first, *_, last = (window_rows(window, shard, 4, 1) for shard in range(4))
+    assert [piece.rows.tolist() for piece in first] == [[8]]
+    assert [(piece.rows.tolist(), piece.weight) for piece in last] == [([8], 0)]
+    stand_in = window_rows(np.arange(5), 7, 8, 2)
+    assert len(stand_in) == 1
+    assert stand_in[0].weight == 0
+
+
+def test_windows_from_k_on_are_the_tail() -> None:
+    order, cut = epoch_order(21, 5, 2, shuffle=True), Cut(4, 1, 1, 3)
+
+    def as_lists(start: int) -> list[list[tuple[list[int], int]]]:
+        return [[(p.rows.tolist(), p.weight) for p in window] for window in epoch_windows(order, cut, start)]
+
+    whole = as_lists(0)
+    assert len(whole) == 6
+    for start in range(7):
+        assert as_lists(start) == whole[start:]
+
+
+def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+    orders = {key: epoch_order(50, *key, shuffle=True).tolist() for key in [(0, 0), (0, 1), (1, 0), (1, 1)]}
+    assert all(sorted(order) == list(range(50)) for order in orders.values())
+    assert len({tuple(order) for order in orders.values()}) == 4
+    assert epoch_order(50, 0, 1, shuffle=True).tolist() == orders[0, 1]
+    assert epoch_order(50, 0, 1, shuffle=False).tolist() == list(range(50))
+
+
+@pytest.mark.parametrize("num_rows", (0, *SIZES))
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("micro", BATCHES)
+def test_an_evaluation_has_each_row_once(num_rows: int, world: int, micro: int) -> None:
+    batches = [batch for shard in range(world) for batch in evaluation_batches(num_rows, Cut(8, micro, shard, world))]
+    assert Counter(row for batch in batches for row in batch) == Counter(range(num_rows))
+    assert all(1 <= len(batch) <= micro for batch in batches)

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from drumline.errors import ConfigError
+from drumline.parallel.single import Single
+from drumline.parallel.strategy import MicroBatch, Rates, Scale
+from drumline.tasks.function import FunctionTask
+
+CPU = torch.device("cpu")
+TASK = FunctionTask(lambda model, x: model(x).square().mean())
+X = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 0.5]])
+
+
+def single_of(model: nn.Module, skippable: bool = False) -> Single:
+    strategy = Single(CPU, "fp32")
+    rates = Rates(lambda step: 1.0, 10, None, skippable)
+    strategy.setup(model, TASK, lambda model: torch.optim.SGD(model.parameters(), 0.1), rates)
+    return strategy
+
+
+def window(strategy: Single, *parts: Tensor) -> dict[str, tuple[float, float]]:
+    count = sum(len(part) for part in parts)
+    sums = strategy.window([MicroBatch(part, len(part), len(part)) for part in parts], Scale(1 / count, 1 / count))
+    return {name: (float(value), float(weight)) for name, (value, weight) in sums.items()}
+
+
+def test_micro_batches_accumulate_to_the_whole() -> None:
+    whole, parts = nn.Linear(2, 1), nn.Linear(2, 1)
+    parts.load_state_dict(whole.state_dict())
+    first, second = single_of(whole), single_of(parts)
+    sums = window(first, X), window(second, X[:1], X[1:])
+    assert sums[0]["total"] == pytest.approx(sums[1]["total"])
+    assert sums[0]["total"][1] == 3.0
+    outcomes = first.step(None), second.step(None)
+    torch.testing.assert_close(outcomes[0].norm, outcomes[1].norm)
+    torch.testing.assert_close(whole.state_dict(), parts.state_dict())
+
+
+def test_a_discarded_window_leaves_nothing() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+    strategy = single_of(model)
+    window(strategy, X)
+    strategy.step(None)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    window(strategy, X)
+    assert not torch.equal(model.state_dict()["0.running_mean"], before["0.running_mean"])
+    strategy.discard()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_skipped_window_leaves_nothing_and_an_applied_one_its_statistics() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+    strategy = single_of(model, skippable=True)
+    window(strategy, X)
+    strategy.step(1.0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert int(before["0.num_batches_tracked"]) == 1
+    window(strategy, X * float("nan"))
+    assert float(strategy.step(1.0).applied) == 0.0
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_evaluation_gives_the_loss_without_a_graph() -> None:
+    model = nn.Linear(2, 1)
+    loss = single_of(model).forward(X)
+    torch.testing.assert_close(loss.total, model(X).square().sum().detach())
+    assert not loss.total.requires_grad
+
+
+def test_a_frozen_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="requires a gradient"):
+        single_of(nn.Linear(2, 1).requires_grad_(False))
+
+
+def test_a_parameter_without_gradient_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Spare(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used = nn.Linear(2, 1)
+            self.spare = nn.Linear(2, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            outputs: Tensor = self.used(x)
+            return outputs
+
+    strategy = single_of(Spare())
+    with caplog.at_level(logging.WARNING, "drumline"):
+        for _ in range(2):
+            window(strategy, X)
+            strategy.heed([strategy.notes()])
+            strategy.step(None)
+    assert [record.getMessage().count("spare.weight") for record in caplog.records] == [1]
+    assert "used.weight" not in caplog.text
+
+
+def test_state_and_load_round_trip() -> None:
+    first, second = nn.Linear(2, 1), nn.Linear(2, 1)
+    saving, loading = single_of(first), single_of(second)
+    window(saving, X)
+    saving.step(None)
+    loading.load(saving.state())
+    torch.testing.assert_close(second.state_dict(), first.state_dict(), rtol=0, atol=0)
+    assert saving.state()["completed"] == loading.state()["completed"] == 1
