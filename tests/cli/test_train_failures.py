@@ -5,7 +5,9 @@ Each launch here starts real ranks and takes some six seconds on two idle cores,
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from drumline.rundir import RunDir, read_lines
 from tests.cli.real_command import (
+    COMMAND,
     LIMIT_S,
     Command,
     Ended,
@@ -159,6 +162,18 @@ def test_a_script_that_fails_on_the_way(
     assert problem in end["message"]
     *_, event = read_lines(run.events)
     assert event["event"] == "failed" and problem in event["message"]
+
+
+def test_torchruns_summary_names_the_failure(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(SCRIPT)
+    command = [str(COMMAND.with_name("torchrun")), "--standalone", "--nproc-per-node", "2", "fails.py", "exception"]
+    variables = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(tmp_path)}  # torchrun leaves its folder there
+    ended = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1
+    _, _, summary = ended.stderr.partition("Root Cause (first observed failure)")
+    # Without an error file it would be: "To enable traceback see https://pytorch.org/..."
+    assert "RuntimeError: boom in the loss" in summary, ended.stderr
+    assert end_of(RunDir(tmp_path / "runs/tiny"))["message"].startswith("rank 1 failed: RuntimeError: boom in the loss")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,7 @@ COSINE = {"schedule": {"name": "cosine"}, "max_steps": 7}
 
 def run(ranks: RankPool, world: int, case: Spoilt) -> Ended:
     """What rank 0 saw, after a look at whether all ranks saw the same."""
-    start = time.monotonic()
-    ended, *others = ranks.run(world, train_spoilt, case)
-    assert time.monotonic() - start < 10
+    ended, *others = ranks.run(world, train_spoilt, case, timeout=15)
     for other in others:
         assert largest_difference(other.weights, ended.weights) == 0
         assert (other.steps, other.skipped, other.error) == (ended.steps, ended.skipped, ended.error)

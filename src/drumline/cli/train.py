@@ -58,7 +58,7 @@ def directory_of(config: RunConfig, recipe: str) -> Path:
 
 
 def record_end(run: RunDir, result: Result) -> None:
-    """Add to exit.json and events.jsonl what only the launcher knows: a signal, a killed rank, an end before a start."""
+    """Add to exit.json and events.jsonl what the launcher knows: a signal, a killed rank, an end before a start."""
     from drumline.rundir import LineWriter, read_json, write_json
 
     if result.exit_status == 0:

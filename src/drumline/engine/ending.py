@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch.distributed import DistError
 
+import drumline
 from drumline.engine.run import Run
 from drumline.errors import DrumlineError, GroupError, PeerFailed
 from drumline.launcher.failures import FIX_MARK, failure_of
@@ -17,6 +20,9 @@ from drumline.parallel.groups import Groups
 from drumline.rundir import LineWriter, write_json
 
 logger = logging.getLogger("drumline")
+
+OURS = tuple(f"{Path(package.__file__).parent}/" for package in (drumline, torch) if package.__file__)
+"""Beginnings of the file names of drumline's code and torch's."""
 
 INTERRUPTED = 3
 """Exit status in exit.json after Ctrl-C."""
@@ -75,9 +81,23 @@ def fail(run: Run, error: BaseException) -> None:
         events.close()
         write_exit(run, status, reason, told.message)
     release(run)
+    let_go(error)
     run.groups.abort()
     if told.peer is not None:
         raise told.peer from error
+
+
+def let_go(error: BaseException) -> None:
+    """Clear what drumline's and torch's ended calls hold: the other ranks are not free while a wrapper is among it.
+
+    The user's own frames stay as they are, for his debugger.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename.startswith(OURS):
+            with suppress(RuntimeError):  # a call that has not ended, such as the one that called this
+                trace.tb_frame.clear()
+        trace = trace.tb_next
 
 
 class Told(NamedTuple):

@@ -19,7 +19,7 @@ from drumline.config.load import dump_config
 from drumline.config.parallel import DdpParallel
 from drumline.config.schema import RunConfig
 from drumline.data.source import Source
-from drumline.engine.ending import tell
+from drumline.engine.ending import let_go, tell
 from drumline.engine.feeds import evaluation_feed, training_feed, with_loader
 from drumline.engine.optimizer import make_optimizer
 from drumline.engine.pending import Pending
@@ -29,10 +29,10 @@ from drumline.errors import ConfigError, DrumlineError, RunDirExists
 from drumline.hardware.inventory import detect
 from drumline.hardware.peaks import peak_flops
 from drumline.hardware.records import Hardware
-from drumline.launcher.world import World, accelerate_precision, detect_world
+from drumline.launcher.world import World, accelerate_precision
 from drumline.models.flops import training_flops_per_unit
 from drumline.parallel.ddp import Ddp
-from drumline.parallel.groups import Groups, bind_device, open_groups
+from drumline.parallel.groups import Groups, bind_device, open_groups, started_world
 from drumline.parallel.single import Single
 from drumline.parallel.strategy import Rates, Strategy, Task
 from drumline.plan.record import Plan
@@ -68,7 +68,7 @@ class Parts:
 
 def start_run(parts: Parts) -> Run:
     """Decide, meet the other ranks, and put everything in place for the first window."""
-    world = parts.world or detect_world()
+    world = parts.world or started_world()
     hardware = detect()
     config = with_launcher_precision(with_loader(parts.config, parts.train))
     plan = resolve(config, hardware, world, parts.train.num_rows)
@@ -77,38 +77,43 @@ def start_run(parts: Parts) -> Run:
     device = bind_device(world, plan.device, config.hardware.memory_fraction)
     groups = open_groups(world, device, plan.backend, config.parallel.timeout_s)
     try:
-        strategy = make_strategy(groups, config, plan)
-        strategy.setup(parts.model, parts.task, optimizer_maker(parts, config), rules)
-        feed = training_feed(parts.train, parts.task, config, plan, world)
-        evaluation = None
-        if parts.evaluation is not None:
-            evaluation = evaluation_feed(parts.evaluation, parts.task, config, plan, world)
-        # Last, so that what is refused above leaves no directory that the next attempt would find in its way.
-        directory = agree_on_directory(groups, config, parts.directory)
-        run = Run(
-            config=config,
-            plan=plan,
-            groups=groups,
-            directory=directory,
-            model=parts.model,
-            task=parts.task,
-            strategy=strategy,
-            feed=feed,
-            evaluation_feed=evaluation,
-            pending=Pending(device),
-            flops_per_unit=training_flops_per_unit(parts.model),
-            peak_flops=peak_flops(torch.cuda.get_device_name(device), plan.precision)
-            if device.type == "cuda"
-            else None,
-        )
-        if run.is_rank_zero:
-            write_start(run, parts)
+        return assemble(parts, config, plan, groups, rules)
     except BaseException as error:
         told = tell(groups, error)
+        let_go(error)
         groups.abort()
         if told.peer is not None:
             raise told.peer from error
         raise
+
+
+def assemble(parts: Parts, config: RunConfig, plan: Plan, groups: Groups, rules: Rates) -> Run:
+    """Set up model, optimizer and feeds, and write the beginning of the run directory."""
+    world, device = groups.world, groups.device
+    strategy = make_strategy(groups, config, plan)
+    strategy.setup(parts.model, parts.task, optimizer_maker(parts, config), rules)
+    feed = training_feed(parts.train, parts.task, config, plan, world)
+    evaluation = None
+    if parts.evaluation is not None:
+        evaluation = evaluation_feed(parts.evaluation, parts.task, config, plan, world)
+    # Last, so that what is refused above leaves no directory that the next attempt would find in its way.
+    directory = agree_on_directory(groups, config, parts.directory)
+    run = Run(
+        config=config,
+        plan=plan,
+        groups=groups,
+        directory=directory,
+        model=parts.model,
+        task=parts.task,
+        strategy=strategy,
+        feed=feed,
+        evaluation_feed=evaluation,
+        pending=Pending(device),
+        flops_per_unit=training_flops_per_unit(parts.model),
+        peak_flops=peak_flops(torch.cuda.get_device_name(device), plan.precision) if device.type == "cuda" else None,
+    )
+    if run.is_rank_zero:
+        write_start(run, parts)
     return run
 
 

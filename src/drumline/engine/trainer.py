@@ -21,7 +21,7 @@ from drumline.engine.process import process_settings
 from drumline.engine.records import Callback, Result, StepInfo
 from drumline.engine.run import Run
 from drumline.engine.start import Parts, start_run
-from drumline.errors import ConfigError
+from drumline.errors import ConfigError, DrumlineError
 from drumline.launcher.world import World
 from drumline.rundir import RunDir
 from drumline.tasks import choose_task
@@ -53,6 +53,21 @@ class Options(TypedDict, total=False):
     """A run directory that is prepared already."""
 
 
+def check_scheduler(scheduler: object, optimizer: object) -> None:
+    """Raise ConfigError for a scheduler that cannot be stepped once an update."""
+    if scheduler is None:
+        return
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError("a scheduler was handed in without its optimizer", "give optimizer= too")
+    if getattr(scheduler, "optimizer", None) is not optimizer:
+        raise ConfigError("the scheduler is another optimizer's", "make it on the optimizer that is handed in")
+    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+        raise ConfigError(
+            "ReduceLROnPlateau steps on a metric, not once an update",
+            "leave scheduler= out, and call its step(info.evaluation['loss']) in a callback where there is one",
+        )
+
+
 class Trainer:
     """Trains a model on every process of the world, with the numbers of one.
 
@@ -65,8 +80,7 @@ class Trainer:
         self, model: nn.Module, config: TrainConfig | RunConfig, train_data: Any, **options: Unpack[Options]
     ) -> None:
         run_config = RunConfig(train=config) if isinstance(config, TrainConfig) else config
-        if options.get("scheduler") is not None and not isinstance(options.get("optimizer"), torch.optim.Optimizer):
-            raise ConfigError("a scheduler was handed in without its optimizer", "give optimizer= too")
+        check_scheduler(options.get("scheduler"), options.get("optimizer"))
         held_out = options.get("eval_data")
         collate = options.get("collate")
         self._parts = Parts(
@@ -83,6 +97,8 @@ class Trainer:
             trackers=tuple(options.get("trackers", ())),
         )
         self._started: Run | None = None
+        self._directory: Path | None = None
+        self._ended = False
 
     @property
     def model(self) -> nn.Module:
@@ -91,13 +107,16 @@ class Trainer:
 
     @property
     def run_dir(self) -> Path:
-        """Where this run is kept."""
-        return self._run.directory.path
+        """Where this run is kept; known also after it."""
+        return self._directory or self._run.directory.path
 
     @property
     def _run(self) -> Run:
+        if self._ended:
+            raise DrumlineError("this trainer is closed, or its run has failed", "make a new Trainer")
         if self._started is None:
             self._started = start_run(self._parts)
+            self._directory = self._started.directory.path
         return self._started
 
     def fit(self) -> Result:
@@ -164,11 +183,12 @@ class Trainer:
         return failing_together(lambda: self._started, self._forget)
 
     def _forget(self) -> None:
-        self._started = None
+        self._started, self._ended = None, True
 
     def close(self) -> None:
-        """Give back groups, loader processes and files; the model stays."""
-        run, self._started = self._started, None
+        """Give back groups, loader processes and files; the model stays. Closing twice is allowed."""
+        run = self._started
+        self._forget()
         if run is None:
             return
         if run.is_rank_zero and not run.directory.exit.exists():
@@ -186,5 +206,5 @@ class Trainer:
         if run is None or error is None or isinstance(error, GeneratorExit):
             self.close()
             return
-        self._started = None
+        self._forget()
         fail(run, error)

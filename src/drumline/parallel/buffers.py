@@ -15,23 +15,28 @@ class Buffers:
 
     def __init__(self, model: nn.Module) -> None:
         persistent = set(model.state_dict(keep_vars=True))
-        self._buffers = [buffer for name, buffer in model.named_buffers() if name in persistent]
-        self._kept = [torch.empty_like(buffer) for buffer in self._buffers]
+        self._model = model
+        self._names = [name for name, _ in model.named_buffers() if name in persistent]
+        self._kept = [torch.empty_like(buffer) for buffer in self._current()]
+
+    def _current(self) -> list[Tensor]:
+        """By name each time: a forward pass may put a new tensor in a buffer's place."""
+        return [self._model.get_buffer(name) for name in self._names]
 
     @torch.no_grad()
     def keep(self) -> None:
         """Copy them, before a window."""
-        if self._buffers:
-            torch._foreach_copy_(self._kept, self._buffers)
+        if self._names:
+            torch._foreach_copy_(self._kept, self._current())
 
     @torch.no_grad()
     def take_back(self) -> None:
         """Undo what the window did to them."""
-        if self._buffers:
-            torch._foreach_copy_(self._buffers, self._kept)
+        if self._names:
+            torch._foreach_copy_(self._current(), self._kept)
 
     @torch.no_grad()
     def take_back_unless(self, applied: Tensor) -> None:
         """Undo it if `applied`, a scalar on the device, is 0.0; nobody waits for it."""
-        for buffer, kept in zip(self._buffers, self._kept, strict=True):
+        for buffer, kept in zip(self._current(), self._kept, strict=True):
             buffer.copy_(torch.where(applied > 0, buffer, kept))

@@ -175,8 +175,9 @@ class Ddp(Single):
         return {"unused": self._missing} if self._missing else {}
 
     def close(self) -> None:
-        """Drop the wrapper."""
+        """Drop the wrapper and all else that holds the group: only without any holder do gloo's sockets close."""
         self._wrapped = None  # type: ignore[assignment]
+        self._reduction = None  # type: ignore[assignment]
         super().close()
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
-from collections import defaultdict
-from collections.abc import Iterator
+import os
+import time
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -13,54 +13,57 @@ import torch
 import torch.distributed as dist
 
 from drumline.errors import BackendError, GroupError
-from drumline.launcher.world import World
+from drumline.launcher.world import World, detect_world
 from drumline.parallel.side_channel import Alone, SideChannel, StoreChannel
 
 logger = logging.getLogger("drumline")
 
-_generations: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
-"""Groups that this process has opened in a world: a second trainer must never read the first one's keys."""
+LEAVE_S = 30.0
+"""How long rank 0 stays for the others at the end: they come at once unless they are busy with something else."""
+READ_S = 3.0
+"""The same after a failure, so that the others can read why before the store goes with rank 0."""
+
+_meetings: Counter[str] = Counter()
+"""How often this process has met the others of a world: a second trainer must never read the first one's keys. A rank
+that nobody came to meet has not, so that all may try again."""
 
 
 @dataclass
 class Groups:
     """The groups of one run in this process.
 
-    `train` carries gradients only and can be aborted alone; the default group is left to the user's own calls.
+    `train` carries gradients only and can be taken down alone; the default group is left to the user's own calls, and
+    stays where he made it himself.
     """
 
     world: World
     device: torch.device
     side: SideChannel
     train: dist.ProcessGroup | None
-    owned: bool
-    _store: dist.Store | None = None
+    owns_default: bool
 
     def close(self) -> None:
-        """Take down what was opened here; a group that the user made stays.
-
-        Rank 0 leaves last, since it may serve the store.
-        """
-        if not self.owned or self.train is None:
-            return
-        if self._store is not None:
-            self._store.set(f"bye/{self.world.rank}", "")
-            if self.world.rank == 0:
-                self._store.wait([f"bye/{rank}" for rank in range(self.world.size)], timedelta(seconds=30))
-        self._destroy()
+        """Take down what was opened here, with the other ranks; PeerFailed where one of them fails meanwhile."""
+        self.side.announce("the end of its run")
+        try:
+            self.side.leave(LEAVE_S)
+        finally:
+            self._destroy()
 
     def abort(self) -> None:
-        """Take down what was opened here after a failure, without waiting for anybody."""
-        if not self.owned or self.train is None:
-            return
-        if self.device.type == "cuda":
+        """Take down what was opened here after a failure; the other ranks only get the time to read why."""
+        if self.train is not None and self.device.type == "cuda":
             dist.distributed_c10d._abort_process_group(self.train)
         self._destroy()
+        try:
+            self.side.leave(READ_S, failed=True)
+        except dist.DistError as lost:
+            logger.debug("the side channel is gone before the groups: %s", lost)
 
     def _destroy(self) -> None:
-        self.train = None
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        train, self.train = self.train, None
+        if train is not None and dist.is_initialized():
+            dist.destroy_process_group(None if self.owns_default else train)
 
 
 def bind_device(world: World, device_type: str, memory_fraction: float = 1.0) -> torch.device:
@@ -74,37 +77,81 @@ def bind_device(world: World, device_type: str, memory_fraction: float = 1.0) ->
     return device
 
 
+def started_world() -> World:
+    """The world of a process group that the user has made, else the one that the launcher's variables describe."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return detect_world()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    # Without a launcher's word all processes count as one machine's; a World given to the trainer says otherwise.
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    return World(rank, size, local_rank, local_size, None, "group", "torch.distributed")
+
+
 def open_groups(world: World, device: torch.device, backend: str, timeout_s: float) -> Groups:
-    """Meet the other ranks and make the groups; a group that the user has made already is used as it is.
+    """Meet the other ranks and make the groups, on top of a default group that the user has made already.
 
     Raises GroupError naming the ranks that did not come, and BackendError when the backend fails its check.
     """
     if world.size == 1:
-        return Groups(world, device, Alone(), None, owned=False)
-    generation = next(_generations[world.run_id])
+        return Groups(world, device, Alone(), None, owns_default=False)
     limit = timedelta(seconds=timeout_s)
-    if dist.is_initialized():
-        default = dist.distributed_c10d._get_default_store()
-        store = dist.PrefixStore(f"drumline/{generation}", default)
+    generation = _meetings[world.run_id]
+    owns_default = not dist.is_initialized()
+    if owns_default:
+        store, side = meet(world, timeout_s, f"{world.run_id}/{generation}")
+        both = "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
+        dist.init_process_group(
+            both, store=dist.PrefixStore("groups", store), rank=world.rank, world_size=world.size, timeout=limit
+        )
+    else:
+        check_default(world)
+        store = dist.PrefixStore(f"drumline/{generation}", dist.distributed_c10d._get_default_store())
         side = StoreChannel(store, world.rank, world.size, timeout_s)
-        return Groups(world, device, side, dist.group.WORLD, owned=False)
-    store = dist.PrefixStore(f"{world.run_id}/{generation}", make_store(world, limit))
-    side = StoreChannel(store, world.rank, world.size, timeout_s)
-    side.exchange("start")
-    both = "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
-    dist.init_process_group(
-        both, store=dist.PrefixStore("groups", store), rank=world.rank, world_size=world.size, timeout=limit
-    )
+        side.exchange("start")
+    _meetings[world.run_id] += 1
+    groups = Groups(world, device, side, None, owns_default)
     try:
-        train = dist.new_group(backend=backend, timeout=limit)
-        check_group(train, world, device)
+        groups.train = dist.new_group(backend=backend, timeout=limit)
+        check_group(groups.train, world, device)
     except Exception as error:
-        dist.destroy_process_group()
+        groups.abort()
         advice = "set parallel.backend=gloo" if backend == "nccl" else "check the network between the ranks"
         raise BackendError(
             f"{backend} failed its check at start: {error}", f"{advice}; drumline doctor shows more"
         ) from error
-    return Groups(world, device, side, train, owned=True, _store=store)
+    return groups
+
+
+def check_default(world: World) -> None:
+    """Raise GroupError where the user's own process group is not the world that he or the launcher names."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    if (rank, size) != (world.rank, world.size):
+        raise GroupError(
+            f"this process is rank {rank} of {size} in its process group, and rank {world.rank} of {world.size} "
+            f"by {world.source}",
+            "make both the same, or leave init_process_group to the trainer",
+        )
+
+
+def meet(world: World, timeout_s: float, prefix: str) -> tuple[dist.Store, StoreChannel]:
+    """Connect to the store, and wait there for every rank.
+
+    Where rank 0 serves the store, another rank may still reach the one of the run before, which is about to go; then
+    it tries again.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        store = dist.PrefixStore(prefix, make_store(world, timedelta(seconds=timeout_s)))
+        side = StoreChannel(store, world.rank, world.size, timeout_s)
+        try:
+            side.exchange("start")
+            return store, side
+        except dist.DistNetworkError as error:
+            if time.monotonic() > deadline:
+                raise GroupError(
+                    f"rank {world.rank} lost the store at {world.init_method}: {error}", "see what became of rank 0"
+                ) from error
 
 
 def make_store(world: World, limit: timedelta) -> dist.Store:

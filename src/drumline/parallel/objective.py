@@ -111,9 +111,9 @@ def add_sums(sums: Sums, loss: Loss, micro_batch: MicroBatch) -> None:
 
 
 def add(sums: Sums, name: str, value: Tensor | float, weight: Tensor | float) -> None:
-    """Add (value, weight) to one name, in float64."""
-    value = value.double() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
-    weight = weight.double() if isinstance(weight, Tensor) else weight
+    """Add (value, weight) to one name, in float64; tensors of one element, whatever their shape."""
+    value = value.double().reshape(()) if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+    weight = weight.double().reshape(()) if isinstance(weight, Tensor) else weight
     if name in sums:
         value, weight = sums[name][0] + value, sums[name][1] + weight
     sums[name] = (value, weight)

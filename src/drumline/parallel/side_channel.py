@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import logging
 import time
-from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -14,8 +13,13 @@ import torch.distributed as dist
 from drumline.errors import GroupError, PeerFailed
 from drumline.launcher.failures import calling_line
 
-SLICE_S = 1.0
-"""Length of one wait; between two the failure key is looked at."""
+logger = logging.getLogger("drumline")
+
+SHORTEST_S, LONGEST_S = 1e-4, 0.05
+"""Pauses between two looks at the store, each a fifth longer than the one before: what is waited too long stays small,
+and torch, which writes two lines to the screen whenever a wait of its own times out, is not asked to wait."""
+LOOK_S = 0.25
+"""Between two looks for a failure, or for a rank that has gone elsewhere."""
 
 
 class SideChannel(Protocol):
@@ -27,6 +31,10 @@ class SideChannel(Protocol):
 
     def announce(self, place: str) -> None:
         """Say, without waiting, where this rank goes before the next round: it may get stuck there."""
+        ...
+
+    def leave(self, limit_s: float, *, failed: bool = False) -> None:
+        """Say that this rank is done; rank 0, which may serve the store, stays until all have said so."""
         ...
 
     def report_failure(self, message: str) -> None:
@@ -48,6 +56,9 @@ class Alone:
     def announce(self, place: str) -> None:
         """Nobody else is there."""
 
+    def leave(self, limit_s: float, *, failed: bool = False) -> None:
+        """Nobody else is there."""
+
     def report_failure(self, message: str) -> None:
         """Nobody else is there."""
 
@@ -65,8 +76,8 @@ class StoreChannel:
         self._size = size
         self._timeout_s = timeout_s
         self._round = 0
-        self._announced = -1
-        """Round before which this rank has said where it goes."""
+        self._going: tuple[int, str] = (-1, "")
+        """After which round this rank has said where it goes, and the place."""
         self._reads_many: bool = store.has_extended_api()  # type: ignore[attr-defined]  # a file store cannot
 
     def exchange(self, tag: str, payload: Any = None) -> list[Any]:
@@ -93,8 +104,7 @@ class StoreChannel:
         """Each rank's tag and the line of the user's that led to it; all ranks look for it, so all post theirs."""
         keys = [f"where/{self._round}/{rank}" for rank in range(self._size)]
         self._store.set(keys[self._rank], calling_line())
-        with contextlib.suppress(dist.DistStoreError):  # a rank that is gone by now: its line stays unknown
-            self._store.wait(keys, timedelta(seconds=SLICE_S))
+        self._poll(keys, LOOK_S, ignore)  # the line of a rank that is gone by now stays unknown
         lines = [self._store.get(key).decode() if self._store.check([key]) else "" for key in keys]
         return list(zip(tags, lines, strict=True))
 
@@ -103,39 +113,63 @@ class StoreChannel:
 
         A rank that waits elsewhere for that round then knows that this one will never come.
         """
-        self._announced = self._round
-        self._store.set(f"at/{self._rank}", json.dumps([self._round, place]))
+        self._going = (self._round, place)
+        self._store.set(f"at/{self._rank}", json.dumps(self._going))
+
+    def leave(self, limit_s: float, *, failed: bool = False) -> None:
+        """Say that this rank is done; rank 0, which may serve the store, stays until all have said so.
+
+        Raises PeerFailed where another rank fails meanwhile; `failed`: this one has, and only lets the others read.
+        """
+        self._store.set(f"bye/{self._rank}", "")
+        if self._rank != 0:
+            return
+        others = range(1, self._size)
+        look = ignore if failed else self._look_for_failure
+        absent = self._poll([f"bye/{rank}" for rank in others], limit_s, look)
+        if absent:
+            names = ", ".join(str(others[position]) for position in absent)
+            logger.warning("rank 0 ends without rank %s, which did not come within %g s", names, limit_s)
 
     def _key(self, round_number: int, rank: int) -> str:
         return f"round/{round_number}/{rank}"
 
     def _wait(self, keys: Sequence[str], tag: str) -> None:
-        deadline = time.monotonic() + self._timeout_s
-        while True:
-            try:
-                self._store.wait(list(keys), timedelta(seconds=min(SLICE_S, self._timeout_s)))
-                return
-            except dist.DistStoreError:
-                if message := self.failure():
-                    raise PeerFailed(message, "see that rank's log") from None
-                absent = [str(rank) for rank, key in enumerate(keys) if not self._store.check([key])]
-                self._look_for(absent, tag)
-                if not absent or time.monotonic() < deadline:
-                    continue
+        absent = self._poll(keys, self._timeout_s, lambda absent: self._look_for(absent, tag))
+        if absent:
             raise GroupError(
-                f"rank {self._rank} waited {self._timeout_s:g} s at {tag!r} for rank {', '.join(absent)}",
+                f"rank {self._rank} waited {self._timeout_s:g} s at {tag!r} for rank {', '.join(map(str, absent))}",
                 "start every rank, see what the absent ones were doing, or raise parallel.timeout_s",
             )
 
-    def _look_for(self, absent: Sequence[str], tag: str) -> None:
-        """Raise GroupError where an absent rank has gone to a place that this one has passed by."""
-        if self._announced == self._round - 1:
-            return
+    def _poll(self, keys: Sequence[str], limit_s: float, look: Callable[[Sequence[int]], None]) -> list[int]:
+        """Wait until all keys are there; returns the positions of those that are not within the limit."""
+        wanted, pause = list(keys), SHORTEST_S
+        began = looked = time.monotonic()
+        while not self._store.check(wanted):
+            now = time.monotonic()
+            if now - looked > LOOK_S or now - began > limit_s:
+                looked = now
+                absent = [position for position, key in enumerate(keys) if not self._store.check([key])]
+                look(absent)
+                if now - began > limit_s:
+                    return absent
+            time.sleep(pause)
+            pause = min(LONGEST_S, pause * 1.2)
+        return []
+
+    def _look_for(self, absent: Sequence[int], tag: str) -> None:
+        """Raise PeerFailed after a failure, GroupError where an absent rank is at a place that this one passed by."""
+        self._look_for_failure(absent)
         for rank in absent:
             key = f"at/{rank}"
-            number, place = json.loads(self._store.get(key)) if self._store.check([key]) else (-1, "")
-            if number == self._round - 1:
-                raise different_places({self._rank: f"{tag!r}{calling_line()}", int(rank): repr(place)}) from None
+            going = tuple(json.loads(self._store.get(key))) if self._store.check([key]) else (-1, "")
+            if going[0] == self._round - 1 and going != self._going:
+                raise different_places({self._rank: f"{tag!r}{calling_line()}", rank: repr(going[1])})
+
+    def _look_for_failure(self, absent: Sequence[int]) -> None:
+        if message := self.failure():
+            raise PeerFailed(message, "see that rank's log")
 
     def report_failure(self, message: str) -> None:
         """Post the message unless another rank was first."""
@@ -146,6 +180,10 @@ class StoreChannel:
         if not self._store.check(["failed"]):
             return None
         return self._store.get("failed").decode()
+
+
+def ignore(absent: Sequence[int]) -> None:
+    """Wait on, whoever is absent."""
 
 
 def different_places(places: Mapping[int, str]) -> GroupError:

@@ -1,0 +1,40 @@
+"""The page about the run directory names every file, metric and event that there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from drumline.engine.meter import OWN_NAMES
+from drumline.rundir import RunDir
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "run-directory.md").read_text(encoding="utf-8")
+
+
+def events_in(source: Path) -> set[str]:
+    """Names that are given to `event("...")` anywhere below a folder."""
+    return {name for path in source.rglob("*.py") for name in re.findall(r'\bevent\(\s*"(\w+)"', path.read_text())}
+
+
+def test_every_metric_is_described() -> None:
+    assert not {name for name in OWN_NAMES if f"`{name}`" not in PAGE}
+
+
+def test_every_event_is_described() -> None:
+    events = events_in(ROOT / "src")
+    assert {"start", "end", "checkpoint"} <= events
+    assert not {name for name in events if f"`{name}`" not in PAGE}
+
+
+def test_every_file_is_described() -> None:
+    run = RunDir(Path("run"))
+    names = [name for name, value in vars(RunDir).items() if isinstance(value, property)]
+    files = {getattr(run, name).name for name in names}
+    assert {"config.yaml", "metrics.jsonl"} <= files
+    assert not {name for name in files if name not in PAGE}
+
+
+def test_a_new_event_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "new.py").write_text('run.event("unheard_of", step=1)\n')
+    assert events_in(tmp_path) == {"unheard_of"}
