@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset
 
+from drumline import Trainer
 from tests.rank_pool import RankPool
-from tests.ranks.branches import Branched, Seen, train_branches
+from tests.ranks.branches import Branched, Branches, Rows, Seen, squared_error, train_branches, warnings_logged
 from tests.ranks.failing import failures_of
-from tests.ranks.training import fresh, largest_difference
+from tests.ranks.training import Case, config_of, fresh, largest_difference
 
 NEVER = [False]
 OPTIMIZERS: list[dict[str, Any]] = [
@@ -117,3 +121,49 @@ def test_reentrant_checkpointing_hides_layers_and_says_so(
     case = Branched(fresh(tmp_path), {"global_batch": 12, "max_steps": 6}, uses, parallel, reentrant=True)
     for ending in failures_of(ranks, 2, train_branches, [case]):
         assert "use_reentrant=False" in ending.message
+
+
+class ThreeAndOne(IterableDataset[dict[str, Tensor]]):
+    """Shard 0 of two has three rows; shard 1 has one, which alone uses the side layer."""
+
+    def __init__(self, rows: tuple[int, ...] = (0, 1, 2, 3)) -> None:
+        self._rows = rows
+
+    def shard(self, num_shards: int, index: int) -> ThreeAndOne:
+        assert num_shards == 2
+        return ThreeAndOne(self._rows[:3] if index == 0 else self._rows[3:])
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        rows = Rows(4, [False, False, False, True])
+        return (rows[i] for i in self._rows)
+
+
+def train_on_stream(directory: str) -> Seen:
+    case = Case(directory, {"train": {"global_batch": 2, "epochs": 1, "optimizer": OPTIMIZERS[1]}})
+    losses = []
+    with (
+        warnings_logged() as warnings,
+        Trainer(Branches(), config_of(case), ThreeAndOne(), loss=squared_error) as trainer,
+    ):
+        for info in trainer.steps():
+            assert info.logged is not None
+            losses.append(info.logged["loss"])
+        return Seen(losses, {name: value.clone() for name, value in trainer.model.state_dict().items()}, warnings)
+
+
+def test_a_rank_that_only_takes_part_uses_nothing(ranks: RankPool, tmp_path: Path) -> None:
+    """Once its stream is dry, rank 1 goes on with its last row; the side layer must not be updated for that."""
+    model = Branches()
+    optimizer = torch.optim.AdamW(model.parameters(), 0.05, betas=(0.9, 0.95), weight_decay=0.1)
+    rows, losses = list(ThreeAndOne()), []
+    for window in ([rows[0], rows[3]], [rows[1]], [rows[2]]):
+        loss = squared_error(model, torch.utils.data.default_collate(window))
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    seen, other = ranks.run(2, train_on_stream, fresh(tmp_path))
+    torch.testing.assert_close(seen.losses, losses, rtol=0, atol=1e-10)
+    assert largest_difference(seen.weights, model.state_dict()) < 1e-10
+    assert largest_difference(seen.weights, other.weights) == 0
+    assert [("update 1 " in warning, "on rank 0 only" in warning) for warning in seen.warnings] == [(True, True)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
@@ -68,6 +69,15 @@ def check_scheduler(scheduler: object, optimizer: object) -> None:
         )
 
 
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a keyword that is none of Options, which Python itself would let pass."""
+    for name in options:
+        if name not in Options.__annotations__:
+            near = difflib.get_close_matches(name, Options.__annotations__, n=1, cutoff=0.5)
+            known = f"did you mean {near[0]}=?" if near else f"it takes {', '.join(Options.__annotations__)}"
+            raise ConfigError(f"Trainer takes no {name}=", known)
+
+
 class Trainer:
     """Trains a model on every process of the world, with the numbers of one.
 
@@ -79,6 +89,7 @@ class Trainer:
     def __init__(
         self, model: nn.Module, config: TrainConfig | RunConfig, train_data: Any, **options: Unpack[Options]
     ) -> None:
+        check_options(options)
         run_config = RunConfig(train=config) if isinstance(config, TrainConfig) else config
         check_scheduler(options.get("scheduler"), options.get("optimizer"))
         held_out = options.get("eval_data")

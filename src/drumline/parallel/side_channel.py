@@ -15,7 +15,7 @@ from drumline.launcher.failures import calling_line
 
 logger = logging.getLogger("drumline")
 
-SHORTEST_S, LONGEST_S = 1e-4, 0.05
+SHORTEST_S, LONGEST_S = 2e-5, 0.05
 """Pauses between two looks at the store, each a fifth longer than the one before: what is waited too long stays small,
 and torch, which writes two lines to the screen whenever a wait of its own times out, is not asked to wait."""
 LOOK_S = 0.25

@@ -52,6 +52,7 @@ class FunctionTask:
         self._count = samples if count is None else count
         self.needs_count = count is not None
         """Samples are never 0; a user's count may be, and then the mean is 0/0 and must not be run."""
+        self.unit = "samples" if count is None else "units"
 
     def count(self, batch: Batch) -> int:
         """Units that the loss is a mean of; ConfigError where `count` gives no whole number."""

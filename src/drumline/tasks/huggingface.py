@@ -32,6 +32,7 @@ class HuggingFaceLoss:
             )
         config: Any = model.config
         self._head = head
+        self.unit = "samples" if head == "sequence_classification" else "tokens"
         self._vocab_size: int | None = getattr(text_config(model), "vocab_size", None)
         self._num_labels: int = config.num_labels
         self._problem: str | None = config.problem_type
