@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from drumline import DrumlineError, StepInfo, Trainer
-from tests.rank_pool import RankPool
+from tests.rank_pool import RankError, RankPool
 from tests.ranks.failing import failures_of
 from tests.ranks.test_batch_norm import Normalised, squared_error
 from tests.ranks.training import Case, MaskedRegression, MaskedRows, config_of, fresh, largest_difference, make_model
@@ -121,3 +121,47 @@ def test_and_after_the_last_update_too(ranks: RankPool, tmp_path: Path, rank: in
     assert f"rank {1 - rank} at 'the end of its run'" in endings[rank]
     if rank == 1:  # rank 0 leaves last
         assert endings[0].startswith("PeerFailed") and place in endings[0]
+
+
+def call_apart(directory: str) -> None:
+    """One rank evaluates where the other saves."""
+    sections = Case(directory, CONFIG)
+    with Trainer(
+        make_model(), config_of(sections), MaskedRows(16), loss=MaskedRegression([]), eval_data=MaskedRows(8)
+    ) as trainer:
+        CALLBACKS["evaluate" if dist.get_rank() == 0 else "checkpoint"](trainer, StepInfo(0, 0, 0, 0))
+
+
+def test_both_places_are_named_where_each_rank_calls_something_else(ranks: RankPool, tmp_path: Path) -> None:
+    with pytest.raises(RankError) as caught:
+        ranks.run_grouped(2, call_apart, fresh(tmp_path), timeout=15)
+    assert sorted(caught.value.errors) == [0, 1]
+    places = f"rank 0 at 'evaluate' ({line_of(evaluate_here)}); rank 1 at 'checkpoint' ({line_of(save_here)})"
+    assert all(places in error.message for error in caught.value.errors.values())
+
+
+def train_with_evaluations(directory: str, evaluates: bool) -> tuple[dict[str, Tensor], list[float]]:
+    losses = []
+
+    def evaluate(trainer: Trainer, info: StepInfo) -> None:
+        if evaluates:
+            losses.append(trainer.evaluate()["loss"])
+            assert trainer.model.training
+
+    with Trainer(
+        Normalised(),
+        config_of(Case(directory, CONFIG)),
+        MaskedRows(48),
+        loss=squared_error,
+        eval_data=MaskedRows(7),
+        callbacks=[evaluate],
+    ) as trainer:
+        trainer.fit()
+        return {name: value.clone() for name, value in trainer.model.state_dict().items()}, losses
+
+
+def test_all_ranks_may_evaluate_in_a_callback(ranks: RankPool, tmp_path: Path) -> None:
+    (weights, losses), (other, seen) = ranks.run(2, train_with_evaluations, fresh(tmp_path), True)
+    (undisturbed, _), _ = ranks.run(2, train_with_evaluations, fresh(tmp_path), False)
+    assert losses == seen and len(losses) == 6
+    assert largest_difference(weights, undisturbed) == largest_difference(weights, other) == 0

@@ -84,6 +84,17 @@ def test_a_skipped_update_is_not_logged_or_evaluated_again(ranks: RankPool, tmp_
     assert all(math.isfinite(loss) for loss in ended.losses)
 
 
+@pytest.mark.parametrize("row", [IN_THIRD, 61], ids=["third", "last"])
+def test_the_end_is_logged_and_evaluated_although_an_update_is_missing(
+    ranks: RankPool, tmp_path: Path, row: int
+) -> None:
+    settings = {**SGD, "non_finite": "skip"}
+    case = Spoilt(fresh(tmp_path), settings, {row: math.nan}, track_every=100, num_eval_rows=5)
+    ended = run(ranks, 2, case)
+    assert ended.logged == ended.evaluated == [7]
+    assert ended.skipped == 1 and math.isfinite(ended.losses[0])
+
+
 @pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
 def test_fp16_overflow_on_one_rank_is_skipped_by_all(ranks: RankPool, tmp_path: Path, double: bool) -> None:
     settings = {**SGD, **COSINE, "precision": "fp16"}

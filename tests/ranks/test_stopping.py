@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.utils.data import Dataset
 
 from drumline import Result, StepInfo, Trainer
 from drumline.parallel.strategy import Batch
+from drumline.rundir import read_lines
 from tests.rank_pool import RankPool
 from tests.ranks.training import (
     Case,
@@ -102,3 +104,24 @@ def test_early_stopping_looks_at_all_shards(
         assert result.history == both[0].history
         for metrics, expected in zip(result.history, alone.history, strict=True):
             assert metrics["loss"] == pytest.approx(expected["loss"], abs=1e-12)
+
+
+def end_with_nothing_counted(directory: str) -> tuple[int, list[dict[str, Any]]]:
+    """No row of the epoch's last update has anything to count."""
+    sections = {"train": {"global_batch": 8, "epochs": 2, "shuffle": False}, "track": {"every": 10, "console": False}}
+    rows = MaskedRows(16, (3,) * 8 + (0,) * 8)
+    with Trainer(
+        make_model(),
+        config_of(Case(directory, sections)),
+        rows,
+        loss=MaskedRegression([]),
+        eval_data=MaskedRows(5),
+    ) as trainer:
+        result = trainer.fit()
+    return len(result.history), list(read_lines(result.run_dir / "metrics.jsonl"))
+
+
+def test_an_epoch_may_end_with_nothing_counted(ranks: RankPool, tmp_path: Path) -> None:
+    for evaluations, lines in ranks.run(2, end_with_nothing_counted, fresh(tmp_path)):
+        assert evaluations == 2
+        assert [(line["kind"], line["step"]) for line in lines] == [("eval", 1), ("train", 2), ("eval", 2)]

@@ -40,7 +40,7 @@ class DdpParallel(Kind):
         False, description="Promise that every update uses the same parameters in the same order."
     )
     broadcast_buffers: bool = Field(
-        True, description="Rank 0's buffers (BatchNorm's running statistics) go to all before each forward pass."
+        True, description="Rank 0's buffers (BatchNorm's running statistics) go to all after each update's passes."
     )
     sync_batch_norm: bool = Field(False, description="BatchNorm over all ranks' samples; needs GPUs.")
     find_unused: Literal["auto", "always", "never"] = Field(

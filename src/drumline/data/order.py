@@ -35,15 +35,14 @@ class MicroRows(NamedTuple):
 def window_rows(window: Rows, shard: int, num_shards: int, micro_batch: int) -> list[MicroRows]:
     """One shard's micro-batches of a window: its balanced part, cut evenly into at most `micro_batch` rows each.
 
-    A shard without rows gets the first shard's first micro-batch with weight 0.
+    A shard without rows gets the first shard's one row with weight 0.
     """
     shares = balanced(len(window), num_shards)
     weight = 1 if shares[shard] else 0
     own = shares[shard] if weight else shares[0]
     rows = window[own.start : own.stop]
     pieces = balanced(len(rows), -(-len(rows) // micro_batch))
-    cut = [MicroRows(rows[piece.start : piece.stop], weight) for piece in pieces]
-    return cut if weight else cut[:1]
+    return [MicroRows(rows[piece.start : piece.stop], weight) for piece in pieces]
 
 
 class Cut(NamedTuple):

@@ -18,17 +18,15 @@ STATE = "state.pt"
 MANIFEST = "manifest.json"
 
 
-def save_checkpoint(run: Run, *, epoch_ended: bool = False) -> Path:
+def save_checkpoint(run: Run) -> Path:
     """Save model, optimizer, schedule, scaler and position; rank 0 writes, all ranks wait for it."""
     run.learn(keep=0)
     path = run.directory.checkpoint_of(run.progress.step)
     problem = None
     if run.is_rank_zero:
-        progress = run.progress.to_state()
-        if epoch_ended:
-            progress |= {"epoch": run.progress.epoch + 1, "window": 0}
+        state = {"progress": run.progress.to_state(), "strategy": run.strategy.state()}
         try:
-            write_checkpoint(path, {"progress": progress, "strategy": run.strategy.state()})
+            write_checkpoint(path, state)
         except (OSError, RuntimeError) as error:
             problem = str(error.__context__ or error)  # on a full disk torch's writer hides the operating system's word
     (problem, *_) = run.groups.side.exchange("checkpoint", problem)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -92,12 +93,18 @@ def let_go(error: BaseException) -> None:
 
     The user's own frames stay as they are, for his debugger.
     """
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename.startswith(OURS):
-            with suppress(RuntimeError):  # a call that has not ended, such as the one that called this
-                trace.tb_frame.clear()
-        trace = trace.tb_next
+    for each in with_causes(error):
+        for frame, _ in traceback.walk_tb(each.__traceback__):
+            if frame.f_code.co_filename.startswith(OURS):
+                with suppress(RuntimeError):  # a call that has not ended, such as the one that called this
+                    frame.clear()
+
+
+def with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error and those that it was raised from, or while handling them."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 class Told(NamedTuple):

@@ -49,14 +49,15 @@ def memory_bytes(run: Run) -> int:
     return int(psutil.Process(os.getpid()).memory_info().rss)
 
 
-def record_evaluation(run: Run, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Write one evaluation and take it into early stopping, which all ranks decide alike: the values are agreed."""
+def record_evaluation(run: Run, metrics: Mapping[str, float], epoch: int) -> dict[str, float]:
+    """Write one evaluation, made in this epoch, and take it into early stopping.
+
+    All ranks decide alike, since the values are agreed.
+    """
     progress, rule = run.progress, run.config.evaluate.early_stopping
     found = dict(metrics)
     progress.history.append({"step": progress.step, **found})
-    run.track(
-        {"kind": "eval", "step": progress.step, "epoch": progress.epoch, **found, "elapsed_s": run.clock() - run.began}
-    )
+    run.track({"kind": "eval", "step": progress.step, "epoch": epoch, **found, "elapsed_s": run.clock() - run.began})
     if rule is not None:
         progress.patience, stop = after_evaluation(rule, progress.patience, found)
         if stop:

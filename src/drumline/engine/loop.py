@@ -33,7 +33,7 @@ def run_updates(run: Run, epochs: int | None) -> Iterator[StepInfo]:
     last_epoch = planned if epochs is None else min(planned, run.progress.epoch + epochs)
     total = math.inf if run.plan.steps is None else run.plan.steps
     if run.config.evaluate.at_start and run.evaluation_feed is not None and run.progress.step == 0:
-        record_evaluation(run, evaluate(run))
+        record_evaluation(run, evaluate(run), run.progress.epoch)
     run.interval = Interval(run.clock(), run.feed.waited_s)
     while run.reason is None and run.progress.epoch < last_epoch and run.progress.step < total:
         yield from run_epoch(run)
@@ -47,6 +47,8 @@ def run_epoch(run: Run) -> Iterator[StepInfo]:
     windows = run.feed.epoch(progress.epoch, progress.window)
     window = next(windows, None)
     totals, _ = agree(run, "epoch", window, {})
+    if not totals.rows:
+        progress.begin_epoch(progress.epoch + 1)
     while totals.rows and run.reason is None:
         assert window is not None
         run_window = totals.units > 0
@@ -60,7 +62,11 @@ def run_epoch(run: Run) -> Iterator[StepInfo]:
             if run_window:
                 strategy.discard()
             return
-        progress.window += 1
+        epoch, index, epoch_ends = progress.epoch, progress.window, next_totals.rows == 0
+        if epoch_ends:  # at once, so that whatever is saved from here on goes on with the next one
+            progress.begin_epoch(epoch + 1)
+        else:
+            progress.window += 1
         if run_window:
             strategy.heed(notes)
             progress.step += 1
@@ -70,15 +76,13 @@ def run_epoch(run: Run) -> Iterator[StepInfo]:
             run.interval.samples += totals.rows
             run.interval.units += totals.units
         else:
-            run.event("empty_window", epoch=progress.epoch, window=progress.window - 1)
-        info = StepInfo(progress.step, progress.epoch, totals.rows, totals.units)
-        if run_window or next_totals.rows == 0:
-            finish_step(run, info, before=progress.step - run_window, epoch_ends=next_totals.rows == 0)
+            run.event("empty_window", epoch=epoch, window=index)
+        info = StepInfo(progress.step, epoch, totals.rows, totals.units)
+        if run_window or epoch_ends:
+            finish_step(run, info, before=progress.step - run_window, epoch_ends=epoch_ends)
         if run_window:
             yield info
         window, totals = following, next_totals
-    if run.reason is None:
-        progress.epoch, progress.window = progress.epoch + 1, 0
 
 
 def agree(
@@ -110,9 +114,9 @@ def finish_step(run: Run, info: StepInfo, *, before: int, epoch_ends: bool) -> N
         info.logged = log_line(run, info)
     paused = run.clock()
     if run.evaluation_feed is not None and evaluation_is_due(run, advanced, epoch_ends=epoch_ends, ends=ends):
-        info.evaluation = record_evaluation(run, evaluate(run))
+        info.evaluation = record_evaluation(run, evaluate(run), info.epoch)
     if advanced and config.checkpoint.every is not None and step % config.checkpoint.every == 0:
-        save_checkpoint(run, epoch_ended=epoch_ends)
+        save_checkpoint(run)
     run.interval.began += run.clock() - paused  # rates are of training alone
     if ends:
         run.reason = run.reason or "done"
@@ -121,7 +125,7 @@ def finish_step(run: Run, info: StepInfo, *, before: int, epoch_ends: bool) -> N
 def run_ends(run: Run, *, epoch_ends: bool) -> bool:
     """Whether this update was the run's last."""
     steps, epochs = run.plan.steps, run.config.train.epochs
-    last_epoch = epoch_ends and epochs is not None and run.progress.epoch + 1 >= epochs
+    last_epoch = epoch_ends and epochs is not None and run.progress.epoch >= epochs
     return last_epoch or (steps is not None and run.progress.step >= steps)
 
 

@@ -40,6 +40,10 @@ class Progress:
     patience: Patience = field(default_factory=Patience)
     history: list[dict[str, float]] = field(default_factory=list)
 
+    def begin_epoch(self, epoch: int) -> None:
+        """Stand before the first window of this epoch."""
+        self.epoch, self.window = epoch, 0
+
     def to_state(self) -> dict[str, Any]:
         """As plain values."""
         values = dict(vars(self))

@@ -104,7 +104,7 @@ class StoreChannel:
         """Each rank's tag and the line of the user's that led to it; all ranks look for it, so all post theirs."""
         keys = [f"where/{self._round}/{rank}" for rank in range(self._size)]
         self._store.set(keys[self._rank], calling_line())
-        self._poll(keys, LOOK_S, ignore)  # the line of a rank that is gone by now stays unknown
+        self._poll(keys, 4 * LOOK_S, ignore)  # the line of a rank that is gone by now stays unknown
         lines = [self._store.get(key).decode() if self._store.check([key]) else "" for key in keys]
         return list(zip(tags, lines, strict=True))
 
@@ -127,6 +127,7 @@ class StoreChannel:
         others = range(1, self._size)
         look = ignore if failed else self._look_for_failure
         absent = self._poll([f"bye/{rank}" for rank in others], limit_s, look)
+        look(absent)  # a rank that failed has said goodbye too
         if absent:
             names = ", ".join(str(others[position]) for position in absent)
             logger.warning("rank 0 ends without rank %s, which did not come within %g s", names, limit_s)

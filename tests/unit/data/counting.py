@@ -39,8 +39,8 @@ class CountedSum(CountUnits):
     needs_count = False
 
 
-class Rows(Dataset[dict[str, int]]):
-    """Row i counts units[i]; notes which rows were read."""
+class Rows(Dataset[dict[str, Any]]):
+    """Row i counts units[i] and has noise; notes which rows were read."""
 
     def __init__(self, units: Sequence[int]) -> None:
         self._units = units
@@ -49,9 +49,9 @@ class Rows(Dataset[dict[str, int]]):
     def __len__(self) -> int:
         return len(self._units)
 
-    def __getitem__(self, row: int) -> dict[str, int]:
+    def __getitem__(self, row: int) -> dict[str, Any]:
         self.read.append(row)
-        return {"row": row, "units": self._units[row]}
+        return {"row": row, "units": self._units[row], "noise": torch.rand(())}
 
 
 class Numbers(IterableDataset[dict[str, Any]]):

@@ -102,6 +102,15 @@ def test_the_shards_of_an_epoch_are_the_whole_with_tokens_as_without() -> None:
     assert sum(w.rows for w in windows) == 21
 
 
+def test_epochs_shards_and_micro_batches_draw_differently() -> None:
+    drawn = []
+    for shard in (0, 1):
+        feed = feed_of(Rows([1] * 8), Cut(4, 1, shard, 2))
+        for epoch in (0, 1):
+            drawn += [float(m.batch["noise"]) for w in feed.epoch(epoch, 0) for m in w.micro_batches]
+    assert len(set(drawn)) == len(drawn) == 16
+
+
 def test_an_evaluation_has_all_rows_in_order_whatever_they_count() -> None:
     feed = feed_of(Rows([0, 1, 0, 2, 0]), Cut(1, 2, 0, 1), shuffle=True)
     for _ in range(2):

@@ -116,6 +116,29 @@ def test_a_finished_run_goes_on_where_more_epochs_are_asked_for(tmp_path: Path) 
     assert_same(longer.model.state_dict(), whole.model.state_dict())
 
 
+def test_what_is_saved_at_an_epochs_end_goes_on_with_the_next(tmp_path: Path) -> None:
+    with build(tmp_path / "whole", "plain") as whole:
+        list(whole.steps(epochs=1))
+        path = whole.save()
+        expected = losses(list(whole.steps(epochs=1)))
+    with build(tmp_path / "resumed", "plain") as resumed:
+        resumed.load(path)
+        assert losses(list(resumed.steps(epochs=1))) == expected
+    assert len(expected) == 3
+
+
+def test_what_a_callback_saves_at_an_epochs_end_does_too(tmp_path: Path) -> None:
+    def save(trainer: Trainer, info: StepInfo) -> None:
+        if info.step == 3:
+            trainer.save()
+
+    with build(tmp_path / "whole", "plain", callbacks=[save]) as whole:
+        whole.fit()
+    with build(tmp_path / "resumed", "plain") as resumed:
+        resumed.load(tmp_path / "whole" / "checkpoints" / "step_3")
+        assert [(info.step, info.epoch) for info in resumed.steps(epochs=1)] == [(4, 1), (5, 1), (6, 1)]
+
+
 def test_early_stopping_and_history_are_gone_on_with(tmp_path: Path) -> None:
     options: dict[str, Any] = {
         "eval_data": rows(4, seed=1),

@@ -1,0 +1,43 @@
+"""`train.compile` on the CPU, which needs a C++ compiler: the same losses, in one process and in two."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from drumline.rundir import RunDir, read_lines
+
+pytestmark = pytest.mark.system
+
+SETTINGS = [
+    "data={kind: random_tokens, num_rows: 16, num_eval_rows: 4, context: 32, vocab_size: 64}",
+    "model={kind: decoder, style: llama, num_layers: 1, width: 32, num_heads: 2}",
+    "train.max_steps=4",
+    "train.global_batch=6",
+    "train.micro_batch=2",
+    "train.schedule.warmup_steps=1",
+    "evaluate.every=end",
+    "track.every=1",
+]
+
+
+def losses(folder: Path, name: str, *more: str) -> list[float]:
+    """Losses of every update and of the evaluation of one run of the command."""
+    sets = [part for setting in (*SETTINGS, *more, f"name={name}") for part in ("--set", setting)]
+    command = [sys.executable, "-m", "drumline", "train", "quickstart", *sets]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return [record["loss"] for record in read_lines(RunDir(folder / "runs" / name).metrics)]
+
+
+def test_a_compiled_run_has_the_losses_of_an_eager_one(tmp_path: Path) -> None:
+    eager = losses(tmp_path, "eager", "hardware.num_processes=1")
+    assert len(eager) == 6  # one before the first update
+    for processes in (1, 2):
+        compiled = losses(
+            tmp_path, f"compiled-{processes}", "train.compile=true", f"hardware.num_processes={processes}"
+        )
+        assert compiled == pytest.approx(eager, rel=1e-5)
