@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from drumline.engine.meter import OWN_NAMES
 from drumline.rundir import RunDir
+from drumline.track.protocol import RECORD_KEYS
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "run-directory.md").read_text(encoding="utf-8")
@@ -18,7 +18,7 @@ def events_in(source: Path) -> set[str]:
 
 
 def test_every_metric_is_described() -> None:
-    assert not {name for name in OWN_NAMES if f"`{name}`" not in PAGE}
+    assert not {name for name in RECORD_KEYS if f"`{name}`" not in PAGE}
 
 
 def test_every_event_is_described() -> None:

@@ -24,8 +24,9 @@ def train_all(cases: list[Case]) -> list[list[int]]:
 
 
 def weighted(case: Case) -> list[int]:
-    from drumline.data.loader import LoaderOptions, RowLoader, as_source
+    from drumline.data.loader import LoaderOptions, RowLoader
     from drumline.data.order import Cut
+    from drumline.data.source import as_source
     from drumline.data.windows import RowFeed
     from drumline.launcher.world import detect_world
 

@@ -12,7 +12,6 @@ from torch.utils.data._utils import worker as torch_worker
 
 from drumline.data.seeds import seed_streams
 from drumline.data.source import Collate, Source
-from drumline.data.source import as_source as as_source
 from drumline.errors import DrumlineError
 from drumline.parallel.strategy import MicroBatch, Task
 

@@ -16,7 +16,7 @@ from drumline.data.seeds import STREAM, seed_streams
 from drumline.data.source import Source
 from drumline.data.windows import Window
 from drumline.errors import ConfigError, DataError, DrumlineError
-from drumline.parallel.strategy import MicroBatch, Task
+from drumline.parallel.strategy import MicroBatch, Task, needs_count
 
 
 class StridedStream(IterableDataset[Any]):
@@ -85,8 +85,8 @@ def read_rows(stream: Iterator[Any], size: int) -> list[Any] | DrumlineError:
 
 
 def micro_sizes(cut: Cut) -> list[int]:
-    """Rows of each micro-batch of one shard's part of a full window; at least one of at least one row."""
-    share = max(1, len(balanced(cut.global_batch, cut.num_shards)[cut.shard]))
+    """Rows of each micro-batch of one shard's part of a full window."""
+    share = len(balanced(cut.global_batch, cut.num_shards)[cut.shard])
     return [len(piece) for piece in balanced(share, -(-share // cut.micro_batch))]
 
 
@@ -94,13 +94,18 @@ class StreamFeed:
     """Windows over a stream. A shard that has run dry takes part with weight 0 until all have."""
 
     def __init__(self, source: Source, task: Task, options: LoaderOptions, cut: Cut, seed: int = 0) -> None:
-        self._needs_count = bool(getattr(task, "needs_count", False))
+        self._needs_count = needs_count(task)
         shards = cut.num_shards * max(1, options.num_workers)
         if shards > 1 and not source.can_be_cut:
             raise ConfigError(
                 f"the stream {type(source.rows).__name__} cannot be cut into {shards} parts, so rows would repeat",
                 "give it a method shard(num_shards, index), or wrap it in drumline.data.StridedStream if every process "
                 "reads the same rows in the same order",
+            )
+        if cut.global_batch < cut.num_shards:
+            raise ConfigError(
+                f"an update of {cut.global_batch} samples of a stream cannot be shared by {cut.num_shards} processes",
+                f"set train.global_batch to at least {cut.num_shards}, or use fewer processes",
             )
         self._cut = cut
         self._rows = source.rows

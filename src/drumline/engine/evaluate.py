@@ -11,7 +11,7 @@ from drumline.engine.meter import Meter, means
 from drumline.engine.run import Run
 from drumline.errors import ConfigError
 from drumline.parallel.objective import add_sums
-from drumline.parallel.strategy import Sums
+from drumline.parallel.strategy import Sums, needs_count
 
 
 @contextmanager
@@ -31,12 +31,11 @@ def evaluate(run: Run) -> dict[str, float]:
     feed = run.evaluation_feed
     if feed is None:
         raise ConfigError("there is no evaluation data", "give eval_data= to the trainer, or data.eval in the recipe")
-    needs_count = bool(getattr(run.task, "needs_count", False))
     meter, samples = Meter(), 0
     with evaluating(run.model):
         for micro_batch in feed.evaluation():
             samples += micro_batch.samples
-            if needs_count and micro_batch.units == 0:
+            if micro_batch.units == 0 and needs_count(run.task):
                 continue
             sums: Sums = {}
             add_sums(sums, run.strategy.forward(micro_batch.batch), micro_batch)

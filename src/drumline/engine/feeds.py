@@ -11,7 +11,7 @@ from drumline.data.source import Source
 from drumline.data.stream import StreamFeed
 from drumline.data.windows import Feed, RowFeed
 from drumline.launcher.world import World
-from drumline.parallel.strategy import Task
+from drumline.parallel.strategy import Task, needs_count
 from drumline.plan.record import Plan
 
 
@@ -76,5 +76,5 @@ def _feed(source: Source, task: Task, config: RunConfig, cut: Cut, options: Load
         cut,
         config.seed,
         shuffle=config.train.shuffle,
-        needs_count=bool(getattr(task, "needs_count", False)),
+        needs_count=needs_count(task),
     )

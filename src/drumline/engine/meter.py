@@ -10,12 +10,7 @@ from torch import Tensor
 from drumline.errors import ConfigError
 from drumline.parallel.objective import add, detached
 from drumline.parallel.strategy import Sums
-
-OWN_NAMES = frozenset(
-    {"time", "kind", "step", "epoch", "elapsed_s", "loss", "aux_loss", "lr", "grad_norm", "skipped", "count"}
-    | {"samples_per_s", "units_per_s", "unit", "mfu", "memory_bytes", "loader_wait_s"}
-)
-"""What log lines and evaluations call their own values; no metric of a user's may have such a name."""
+from drumline.track.protocol import RECORD_KEYS
 
 HostSums = dict[str, list[float]]
 """Metric name -> [sum, weight] of one rank, as it travels over the side channel."""
@@ -52,7 +47,7 @@ def means(parts: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
     """Means over all ranks: sums over weights, added in rank order, so that every rank has the same bits.
 
     `loss` is the counted part over its count plus the auxiliary part over its samples; a name whose weights sum to
-    zero is left out. Raises ConfigError for a metric with one of OWN_NAMES.
+    zero is left out. Raises ConfigError for a metric with one of RECORD_KEYS.
     """
     totals: dict[str, tuple[float, float]] = {}
     for part in parts:
@@ -66,6 +61,6 @@ def means(parts: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
     if "aux" in known:
         result["aux_loss"] = known["aux"]
     metrics = {name.removeprefix("metric/"): v for name, v in known.items() if name.startswith("metric/")}
-    if taken := sorted(metrics.keys() & OWN_NAMES):
+    if taken := sorted(metrics.keys() & RECORD_KEYS):
         raise ConfigError(f"a metric is called {taken[0]!r}, as the line's own value is", "call it something else")
     return result | metrics

@@ -17,7 +17,6 @@ from drumline.engine.checkpoint import load_checkpoint, save_checkpoint
 from drumline.engine.ending import fail, failing_together, release, write_exit
 from drumline.engine.evaluate import evaluate
 from drumline.engine.loop import run_updates
-from drumline.engine.meter import OWN_NAMES
 from drumline.engine.process import process_settings
 from drumline.engine.records import Callback, Result, StepInfo
 from drumline.engine.run import Run
@@ -26,7 +25,7 @@ from drumline.errors import ConfigError, DrumlineError
 from drumline.launcher.world import World
 from drumline.rundir import RunDir
 from drumline.tasks import choose_task
-from drumline.track.protocol import Tracker
+from drumline.track.protocol import RECORD_KEYS, Tracker
 
 
 class Options(TypedDict, total=False):
@@ -172,7 +171,7 @@ class Trainer:
 
         Raises ConfigError for a name that the line has already, and for more than one number.
         """
-        if name in OWN_NAMES:
+        if name in RECORD_KEYS:
             raise ConfigError(f"{name!r} is in every log line already", f"call it something else, such as my_{name}")
         if isinstance(value, torch.Tensor) and value.numel() != 1:
             raise ConfigError(f"{name!r} has the shape {list(value.shape)}, not one number", "reduce it with .mean()")

@@ -46,6 +46,14 @@ class Task(Protocol):
         ...
 
 
+def needs_count(task: Task) -> bool:
+    """Whether the task's total is a mean times its count, so that a micro-batch which counts nothing is 0/0.
+
+    Such a task says so by an attribute `needs_count`; without one its total is a plain sum.
+    """
+    return bool(getattr(task, "needs_count", False))
+
+
 class MicroBatch(NamedTuple):
     """One forward and backward pass of one shard.
 

@@ -19,17 +19,13 @@ from rich.text import Text
 
 from drumline.plan.record import Plan
 from drumline.track.logs import LOGGER
+from drumline.track.protocol import RECORD_KEYS
 from drumline.track.units import as_float, duration, plain, rate, size
 
 logger = logging.getLogger(__name__)
 
 ETA_RECORDS = 20
 """Records that the rate behind the ETA is taken over: recent enough to follow a change, evaluations included."""
-
-_OWN_KEYS = frozenset(
-    {"time", "kind", "step", "epoch", "elapsed_s", "loss", "lr", "grad_norm", "skipped", "count"}
-    | {"samples_per_s", "units_per_s", "unit", "mfu", "memory_bytes", "loader_wait_s"}
-)
 
 
 def describe(plan: Plan, total_steps: int | None) -> str:
@@ -71,6 +67,7 @@ def facts(record: Mapping[str, Any]) -> list[str]:
         "lr": lambda value: f"lr {value:.2e}",
         "grad_norm": lambda value: f"grad norm {plain(value, 3)}",
         "loader_wait_s": lambda value: f"loader wait {value:.2f} s",
+        "aux_loss": lambda value: f"aux_loss {plain(value)}",
     }
     if "units_per_s" in record:
         del writers["samples_per_s"]
@@ -78,7 +75,7 @@ def facts(record: Mapping[str, Any]) -> list[str]:
         del writers["skipped"]
     own = [write(value) for key, write in writers.items() if (value := as_float(record.get(key))) is not None]
     return own + [
-        f"{key} {plain(value)}" for key, value in record.items() if key not in _OWN_KEYS and value is not None
+        f"{key} {plain(value)}" for key, value in record.items() if key not in RECORD_KEYS and value is not None
     ]
 
 

@@ -6,6 +6,12 @@ from typing import Any, Protocol
 
 from drumline.plan.record import Plan
 
+RECORD_KEYS = frozenset(
+    {"time", "kind", "step", "epoch", "elapsed_s", "loss", "aux_loss", "lr", "grad_norm", "skipped", "count"}
+    | {"samples_per_s", "units_per_s", "unit", "mfu", "memory_bytes", "loader_wait_s"}
+)
+"""What log lines and evaluations call their own values; no metric of a user's may have such a name."""
+
 
 class Tracker(Protocol):
     """Takes a run's records on rank 0. Called from one thread; `close` comes last, also after a failure."""

@@ -80,7 +80,6 @@ def until_dry(windows: Iterator[Window], more: int = 0) -> list[Window]:
         (Cut(8, 3, 0, 3), [3]),
         (Cut(8, 3, 2, 3), [2]),
         (Cut(5, 2, 0, 1), [2, 2, 1]),
-        (Cut(1, 4, 3, 4), [1]),
     ],
 )
 def test_micro_batches_of_a_share(cut: Cut, sizes: list[int]) -> None:
@@ -224,3 +223,8 @@ def test_strided_shards_of_shards_are_the_whole() -> None:
     assert sorted(row for part in parts for row in part) == list(range(20))
     assert parts[0] == [0, 6, 12, 18]
     assert list(stream) == list(range(20))
+
+
+def test_an_update_smaller_than_the_number_of_processes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be shared by 3 processes"):
+        StreamFeed(as_source(Numbers(range(9))), CountUnits(), LoaderOptions(), Cut(2, 2, 0, 3))

@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from drumline.engine.meter import OWN_NAMES, Meter, means
+from drumline.engine.meter import Meter, means
 from drumline.errors import ConfigError
+from drumline.track.protocol import RECORD_KEYS
 
 
 def test_a_mean_over_ranks_is_weighed() -> None:
@@ -66,7 +67,7 @@ def test_a_logged_tensor_is_cut_off_its_graph() -> None:
     assert not meter._sums["metric/mine"][0].requires_grad
 
 
-@pytest.mark.parametrize("name", sorted(OWN_NAMES))
+@pytest.mark.parametrize("name", sorted(RECORD_KEYS))
 def test_a_metric_may_not_take_the_name_of_a_lines_own_value(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
         means([{f"metric/{name}": [1.0, 1.0]}])
