@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import difflib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -116,6 +118,11 @@ class Trainer:
         return self._parts.model
 
     @property
+    def world(self) -> World:
+        """This process's rank and the number of processes."""
+        return self._run.groups.world
+
+    @property
     def run_dir(self) -> Path:
         """Where this run is kept; known also after it."""
         return self._directory or self._run.directory.path
@@ -126,6 +133,7 @@ class Trainer:
             raise DrumlineError("this trainer is closed, or its run has failed", "make a new Trainer")
         if self._started is None:
             self._started = start_run(self._parts)
+            atexit.register(self._at_exit)
             self._directory = self._started.directory.path
         return self._started
 
@@ -194,6 +202,11 @@ class Trainer:
 
     def _forget(self) -> None:
         self._started, self._ended = None, True
+        atexit.unregister(self._at_exit)
+
+    def _at_exit(self) -> None:
+        """End what a script left open, as leaving `with` would: the other ranks must not wait for this one."""
+        self.__exit__(None, getattr(sys, "last_value", None), None)
 
     def close(self) -> None:
         """Give back groups, loader processes and files; the model stays. Closing twice is allowed."""
