@@ -119,7 +119,7 @@ class Trainer:
 
     @property
     def world(self) -> World:
-        """This process's rank and the number of processes."""
+        """Rank of this process and number of processes."""
         return self._run.groups.world
 
     @property
