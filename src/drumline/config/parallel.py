@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
 class Kind(BaseModel):
     """What every kind has."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     backend: Literal["auto", "nccl", "gloo"] = Field(
         "auto", description="auto: nccl between GPUs, gloo between CPU processes."

@@ -16,7 +16,7 @@ Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
 class Section(BaseModel):
     """Base of all sections: frozen, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class DecoderModel(Section):

@@ -23,7 +23,7 @@ LEAVE_S = 30.0
 READ_S = 3.0
 """The same after a failure, so that the others can read why before the store goes with rank 0."""
 
-_meetings: Counter[str] = Counter()
+_meetings: Counter[tuple[str, str | None, int]] = Counter()
 """How often this process has met the others of a world: a second trainer must never read the first one's keys. A rank
 that nobody came to meet has not, so that all may try again."""
 
@@ -96,10 +96,11 @@ def open_groups(world: World, device: torch.device, backend: str, timeout_s: flo
     if world.size == 1:
         return Groups(world, device, Alone(), None, owns_default=False)
     limit = timedelta(seconds=timeout_s)
-    generation = _meetings[world.run_id]
+    key = (world.run_id, world.init_method, world.size)
+    generation = _meetings[key]
     owns_default = not dist.is_initialized()
     if owns_default:
-        store, side = meet(world, timeout_s, f"{world.run_id}/{generation}")
+        store, side = meet(world, timeout_s, f"{world.run_id}/{world.size}/{generation}")
         both = "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
         dist.init_process_group(
             both, store=dist.PrefixStore("groups", store), rank=world.rank, world_size=world.size, timeout=limit
@@ -109,7 +110,7 @@ def open_groups(world: World, device: torch.device, backend: str, timeout_s: flo
         store = dist.PrefixStore(f"drumline/{generation}", dist.distributed_c10d._get_default_store())
         side = StoreChannel(store, world.rank, world.size, timeout_s)
         side.exchange("start")
-    _meetings[world.run_id] += 1
+    _meetings[key] += 1
     groups = Groups(world, device, side, None, owns_default)
     try:
         groups.train = dist.new_group(backend=backend, timeout=limit)

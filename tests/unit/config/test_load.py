@@ -117,3 +117,9 @@ def test_a_dumped_config_loads_back_equal(tmp_path: Path, values: dict[str, Any]
     text = dump_config(config)
     assert load(tmp_path, text) == config
     assert RunConfig.model_validate(yaml.safe_load(text)) == config, "a YAML 1.1 reader sees the same"
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan", "1e999"])
+def test_a_number_that_is_not_finite_is_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match="wants a number above 0"):
+        load_config(None, [f"train.lr={value}"])
