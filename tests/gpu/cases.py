@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from drumline import DrumlineError, World
 from drumline.parallel.groups import open_groups
@@ -22,3 +23,9 @@ def meet_on_one_gpu(rank: int, folder: str, backend: str) -> None:
         answer = "met"
         groups.close()
     Path(folder, f"answer-{rank}").write_text(answer)
+
+
+def make_normed_model() -> nn.Module:
+    """The masked regression's model with batch statistics over its six tokens."""
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(8, 1)).double()

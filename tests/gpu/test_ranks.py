@@ -12,7 +12,7 @@ import torch.multiprocessing
 import drumline
 from drumline.launcher.world import World
 from drumline.parallel.groups import bind_device
-from tests.gpu.cases import meet_on_one_gpu
+from tests.gpu.cases import make_normed_model, meet_on_one_gpu
 from tests.ranks.training import Case, fresh, largest_difference, train
 
 pytestmark = pytest.mark.gpu
@@ -27,6 +27,17 @@ def test_every_gpu_together_gives_the_numbers_of_one_process(tmp_path: Path) -> 
         torch.testing.assert_close(record.losses, reference.losses, rtol=0, atol=1e-10)
         weights = {name: value.cpu() for name, value in record.weights.items()}
         assert largest_difference(weights, reference.weights) < 1e-10
+
+
+def test_sync_batch_norm_sees_every_sample(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"train": {"global_batch": 8, "max_steps": 4}}
+    reference = train(Case(fresh(tmp_path), config | {"hardware": {"device": "cpu"}}, num_rows=32), make_normed_model)
+    synced = config | {"parallel": {"kind": "ddp", "sync_batch_norm": True, "timeout_s": 30}}
+    for record in drumline.launch(train, (Case(fresh(tmp_path), synced, num_rows=32), make_normed_model)):
+        torch.testing.assert_close(record.losses, reference.losses, rtol=0, atol=1e-6)
+        weights = {name: value.cpu().double() for name, value in record.weights.items()}
+        expected = {name: value.double() for name, value in reference.weights.items()}
+        assert largest_difference(weights, expected) < 1e-6
 
 
 @pytest.mark.parametrize(("backend", "answer"), [("nccl", "backend: nccl failed its check"), ("gloo", "met")])
