@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -138,9 +139,13 @@ class LineWriter:
         self._file: IO[bytes] = path.open("ab", buffering=0)
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one record, stamped with the wall clock (`time`, seconds since 1970) unless it has a stamp."""
-        line = json.dumps({"time": round(time.time(), 3), **record}, default=str)
-        self._file.write(line.encode() + b"\n")
+        """Append one record, stamped with the wall clock (`time`, seconds since 1970) unless it has a stamp.
+
+        Raises OSError where there is no room for all of it; the torn line is then the last one.
+        """
+        line = json.dumps({"time": round(time.time(), 3), **record}, default=str).encode() + b"\n"
+        if self._file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
 
     def close(self) -> None:
         """Close the file; closing twice is allowed."""
