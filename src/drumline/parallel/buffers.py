@@ -16,23 +16,23 @@ class Buffers:
     def __init__(self, model: nn.Module) -> None:
         persistent = set(model.state_dict(keep_vars=True))
         self._model = model
-        self._names = [name for name, _ in model.named_buffers() if name in persistent]
+        self.names = [name for name, _ in model.named_buffers() if name in persistent]
         self._kept = [torch.empty_like(buffer) for buffer in self._current()]
 
     def _current(self) -> list[Tensor]:
         """By name each time: a forward pass may put a new tensor in a buffer's place."""
-        return [self._model.get_buffer(name) for name in self._names]
+        return [self._model.get_buffer(name) for name in self.names]
 
     @torch.no_grad()
     def keep(self) -> None:
         """Copy them, before a window."""
-        if self._names:
+        if self.names:
             torch._foreach_copy_(self._kept, self._current())
 
     @torch.no_grad()
     def take_back(self) -> None:
         """Undo what the window did to them."""
-        if self._names:
+        if self.names:
             torch._foreach_copy_(self._current(), self._kept)
 
     @torch.no_grad()

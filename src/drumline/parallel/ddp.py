@@ -73,7 +73,7 @@ class Ddp(Single):
         if self._settings.sync_batch_norm:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model, self._groups.train)
         super().setup(model, task, make_optimizer, rates)
-        self._running = running_buffers(self._model) if self._settings.broadcast_buffers else []
+        self._running = self._buffers.names if self._settings.broadcast_buffers else []
         self._wrapped = self._wrap()
         self._share_buffers([name for name, _ in self._model.named_buffers()])
 
@@ -179,12 +179,6 @@ class Ddp(Single):
         self._wrapped = None  # type: ignore[assignment]
         self._reduction = None  # type: ignore[assignment]
         super().close()
-
-
-def running_buffers(model: nn.Module) -> list[str]:
-    """Names of buffers that a checkpoint holds, and so that training may move (BatchNorm's statistics)."""
-    persistent = set(model.state_dict(keep_vars=True))
-    return [name for name, _ in model.named_buffers() if name in persistent]
 
 
 def parameters_of_graph(target: Tensor) -> set[int]:
