@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from drumline.config.schema import RunConfig, TrainConfig
+    from drumline.config.schema import RunConfig
+    from drumline.config.train import TrainConfig
     from drumline.engine.records import Result, StepInfo
     from drumline.engine.trainer import Trainer
     from drumline.errors import DrumlineError
@@ -22,7 +23,7 @@ _HOMES = {
     "Result": "drumline.engine.records",
     "RunConfig": "drumline.config.schema",
     "StepInfo": "drumline.engine.records",
-    "TrainConfig": "drumline.config.schema",
+    "TrainConfig": "drumline.config.train",
     "Trainer": "drumline.engine.trainer",
     "World": "drumline.launcher.world",
     "launch": "drumline.launcher.functions",

@@ -12,8 +12,10 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from drumline.config.data import RandomTokens, TextData
 from drumline.config.load import load_config
-from drumline.config.schema import DecoderModel, RandomTokens, RunConfig, TextData
+from drumline.config.model import DecoderModel
+from drumline.config.schema import RunConfig
 from drumline.data.random_tokens import RandomTokenRows
 from drumline.data.text import load_text
 from drumline.engine.trainer import Trainer

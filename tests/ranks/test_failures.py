@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from drumline import StepInfo, Trainer
-from drumline.config.schema import DecoderModel
+from drumline.config.model import DecoderModel
 from drumline.models.decoder import decoder_from_config
 from drumline.parallel.strategy import Batch
 from drumline.rundir import read_json

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from drumline import Trainer
-from drumline.config.schema import DecoderModel
+from drumline.config.model import DecoderModel
 from drumline.models.decoder import decoder_from_config
 from tests.rank_pool import RankPool
 from tests.ranks.training import Case, config_of, fresh, largest_difference

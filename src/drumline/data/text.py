@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drumline.config.schema import TextData
+from drumline.config.data import TextData
 from drumline.data.cache import build_cache, cache_path, open_cache
 from drumline.data.files import expand_files
 from drumline.data.packing import PackedRows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from drumline.config.schema import TrainConfig
+from drumline.config.train import TrainConfig
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:

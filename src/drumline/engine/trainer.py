@@ -13,7 +13,8 @@ from typing import Any, Self, TypedDict, Unpack
 import torch
 from torch import nn
 
-from drumline.config.schema import RunConfig, TrainConfig
+from drumline.config.schema import RunConfig
+from drumline.config.train import TrainConfig
 from drumline.data.source import Collate, as_source
 from drumline.engine.checkpoint import load_checkpoint, save_checkpoint
 from drumline.engine.ending import fail, failing_together, release, write_exit

@@ -8,7 +8,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drumline.config.schema import DecoderModel
+from drumline.config.model import DecoderModel
 from drumline.errors import ConfigError, ValueRangeError
 from drumline.models.attention import Attention, RotaryPositions, Rotation
 

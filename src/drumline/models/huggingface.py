@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from drumline.config.schema import HuggingFaceModel
+from drumline.config.model import HuggingFaceModel
 from drumline.errors import ConfigError, MissingExtra
 
 Head = Literal["causal", "masked", "token_classification", "sequence_classification"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from drumline.config.data import RandomTokens
 from drumline.config.problem import refuse
-from drumline.config.schema import RandomTokens, RunConfig, TrainConfig
+from drumline.config.schema import RunConfig
+from drumline.config.train import TrainConfig
 from drumline.errors import DataError
 from drumline.hardware.records import Hardware
 from drumline.plan.devices import Devices, StartedWorld, choose_devices, count

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from drumline.config.model import DecoderModel
 from drumline.config.parallel import DdpParallel
 from drumline.config.problem import Problem
-from drumline.config.schema import DecoderModel, RunConfig, TextData, TrainConfig
+from drumline.config.schema import RunConfig
+from drumline.config.train import TrainConfig
 from drumline.plan.devices import Devices, StartedWorld
 
 AMPERE = (8, 0)
@@ -62,11 +64,10 @@ def _evaluation(config: RunConfig) -> Iterator[Problem]:
     data = config.data
     if config.evaluate.early_stopping is None or data is None:
         return
-    held_out = data.eval if isinstance(data, TextData) else data.num_eval_rows
-    if not held_out:
-        key = "data.eval" if isinstance(data, TextData) else "data.num_eval_rows"
-        fix = f"give held-out data as {key}, or set evaluate.early_stopping to null"
-        yield _problem("evaluate.early_stopping", f"watches an evaluation, and {key} has nothing to evaluate", fix)
+    key = {"random_tokens": "num_eval_rows", "datasets": "eval_split"}.get(data.kind, "eval")
+    if not getattr(data, key):
+        fix = f"give held-out data as data.{key}, or set evaluate.early_stopping to null"
+        yield _problem("evaluate.early_stopping", f"watches an evaluation, and data.{key} has nothing to evaluate", fix)
 
 
 def _model(config: RunConfig) -> Iterator[Problem]:

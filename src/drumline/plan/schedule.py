@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from drumline.config.schema import ScheduleConfig
+from drumline.config.train import ScheduleConfig
 from drumline.errors import ConfigError
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from drumline.config.data import RandomTokens, TextData
 from drumline.config.load import config_from_mapping, dump_config, load_config
+from drumline.config.model import DecoderModel, HuggingFaceModel
 from drumline.config.parallel import AutoParallel, DdpParallel, SingleParallel
-from drumline.config.schema import DecoderModel, HuggingFaceModel, RandomTokens, RunConfig, TextData
+from drumline.config.schema import RunConfig
 from drumline.errors import ConfigError
 
 

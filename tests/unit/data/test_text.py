@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.config.schema import TextData
+from drumline.config.data import TextData
 from drumline.data.packing import PackedRows
 from drumline.data.text import load_text
 from drumline.data.tokenizers import ByteTokenizer

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
-from drumline.config.schema import LoaderSettings, RunConfig, TrainConfig
+from drumline.config.data import LoaderSettings
+from drumline.config.schema import RunConfig
+from drumline.config.train import TrainConfig
 from drumline.data.source import as_source
 from drumline.data.stream import StridedStream
 from drumline.engine.feeds import with_loader

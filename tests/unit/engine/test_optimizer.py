@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from drumline.config.schema import OptimizerConfig, TrainConfig
+from drumline.config.train import OptimizerConfig, TrainConfig
 from drumline.engine.optimizer import make_optimizer
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from drumline.config.schema import DecoderModel
+from drumline.config.model import DecoderModel
 from drumline.errors import ConfigError, ValueRangeError
 from drumline.models.decoder import Decoder, DecoderShape, decoder_from_config
 

@@ -6,7 +6,7 @@ import pytest
 import transformers
 from torch import nn
 
-from drumline.config.schema import DecoderModel
+from drumline.config.model import DecoderModel
 from drumline.models.decoder import decoder_from_config
 from drumline.models.flops import training_flops_per_unit
 

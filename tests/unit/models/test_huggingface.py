@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-from drumline.config.schema import HuggingFaceModel
+from drumline.config.model import HuggingFaceModel
 from drumline.errors import ConfigError
 from drumline.models.decoder import Decoder
 from drumline.models.huggingface import Head, head_of, is_pretrained, learned_positions, load_model

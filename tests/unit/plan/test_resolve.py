@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from drumline.config.schema import ScheduleConfig
+from drumline.config.train import ScheduleConfig
 from drumline.hardware.records import Hardware
 from drumline.launcher.world import World
 from drumline.plan.record import Plan

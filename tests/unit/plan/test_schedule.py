@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from drumline.config.schema import ScheduleConfig
+from drumline.config.train import ScheduleConfig
 from drumline.errors import ConfigError
 from drumline.plan.schedule import lr_factor
 

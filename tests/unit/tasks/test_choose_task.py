@@ -8,7 +8,7 @@ import torch
 import transformers
 from torch import nn
 
-from drumline.config.schema import DecoderModel
+from drumline.config.model import DecoderModel
 from drumline.errors import ConfigError
 from drumline.models.decoder import decoder_from_config
 from drumline.tasks import choose_task
