@@ -2,7 +2,9 @@
 
 # No postponed annotations here: torch compares those of a communication hook as objects.
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,10 +14,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drumline.config.parallel import DdpParallel
 from drumline.errors import DrumlineError
+from drumline.parallel.compile import Compile
 from drumline.parallel.groups import Groups
 from drumline.parallel.objective import add_sums, preserved, run_pass
-from drumline.parallel.single import Single
-from drumline.parallel.strategy import MakeOptimizer, MicroBatch, Rates, Scale, Sums, Task
+from drumline.parallel.single import Part, Single
+from drumline.parallel.strategy import Learner, Loss, MakeAverage, MicroBatch, Notes, Scale, Sums
 
 BUFFER_BUCKET_BYTES = 250 * 2**20
 """Most bytes of buffers in one broadcast, as in DistributedDataParallel."""
@@ -31,6 +34,8 @@ class Reduction:
         self.group = group
         self.whole = False
         """Whether the last bucket was sent; torch sends them in order."""
+        self.squares: list[Tensor] | None = None
+        """Of this rank's own gradient, a bucket each; None: nobody wants to know them."""
 
 
 def sum_bucket(reduction: Reduction, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -40,6 +45,8 @@ def sum_bucket(reduction: Reduction, bucket: dist.GradBucket) -> torch.futures.F
     sum is the gradient, and one pass over the buckets is saved.
     """
     reduction.whole = reduction.whole or bucket.is_last()
+    if reduction.squares is not None:
+        reduction.squares.append(torch.linalg.vector_norm(bucket.buffer()).double().square())
     work = dist.all_reduce(bucket.buffer(), group=reduction.group, async_op=True)
     reduced: torch.futures.Future[Tensor] = work.get_future().then(first_value)
     return reduced
@@ -50,6 +57,20 @@ def first_value(future: torch.futures.Future[list[Tensor]]) -> Tensor:
     return future.value()[0]
 
 
+@dataclass
+class Replica:
+    """The wrapper of one learner, and what it saw of the window that is running."""
+
+    part: Part
+    wrapped: DistributedDataParallel
+    reduction: Reduction
+    missing: list[str] = field(default_factory=list)
+    """Parameters that this rank did not use."""
+    idle: bool = False
+    """Whether this rank has no rows of its own."""
+    laid_out: bool = False
+
+
 class Ddp(Single):
     """Single's window with a synchronising last pass.
 
@@ -58,29 +79,39 @@ class Ddp(Single):
     other ranks used. No search of the graph in the usual step, and no hang.
     """
 
-    def __init__(self, groups: Groups, settings: DdpParallel, precision: str, compile_objective: bool = False) -> None:
-        super().__init__(groups.device, precision, compile_objective, groups.world.rank)
+    def __init__(
+        self,
+        groups: Groups,
+        settings: DdpParallel,
+        precision: str,
+        compile_mode: Compile = "none",
+        *,
+        gradient_noise: bool = False,
+    ) -> None:
+        super().__init__(groups.device, precision, compile_mode, groups.world.rank, gradient_noise=gradient_noise)
         assert groups.train is not None
-        self._groups = groups
+        self._group: dist.ProcessGroup = groups.train
+        self._side = groups.side
         self._settings = settings
-        self._reduction = Reduction(groups.train)
-        self._missing: list[str] = []
-        self._idle = False
-        self._laid_out = False
+        self._replicas: dict[str, Replica] = {}
 
-    def setup(self, model: nn.Module, task: Task, make_optimizer: MakeOptimizer, rates: Rates) -> None:
-        """Wrap the model and make the optimizer on it."""
+    def setup(self, model: nn.Module, learners: Mapping[str, Learner], average: MakeAverage | None = None) -> None:
+        """Make the optimizers on the model and wrap it."""
         if self._settings.sync_batch_norm:
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model, self._groups.train)
-        super().setup(model, task, make_optimizer, rates)
-        self._running = self._buffers.names if self._settings.broadcast_buffers else []
-        self._wrapped = self._wrap()
-        self._share_buffers([name for name, _ in self._model.named_buffers()])
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model, self._group)
+        super().setup(model, learners, average)
 
-    def _wrap(self) -> DistributedDataParallel:
+    def _wrap_parts(self) -> None:
+        """A wrapper for each learner, around what it trains alone."""
+        for name, part in self._parts.items():
+            with self._alone(part):
+                self._replicas[name] = self._wrap(part)
+        self._share([name for name, _ in self._model.named_buffers()])
+
+    def _wrap(self, part: Part) -> Replica:
         settings = self._settings
         options: dict[str, Any] = {
-            "process_group": self._groups.train,
+            "process_group": self._group,
             "bucket_cap_mb": settings.bucket_mb,
             "gradient_as_bucket_view": settings.gradient_as_bucket_view,
             "static_graph": settings.static_graph,
@@ -91,42 +122,58 @@ class Ddp(Single):
         # torch 2.13 has a new name for it and warns about the old one.
         known = inspect.signature(DistributedDataParallel.__init__).parameters
         options["forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"] = False
-        wrapped = DistributedDataParallel(self._objective, **options)
-        wrapped.register_comm_hook(self._reduction, sum_bucket)
-        return wrapped
+        replica = Replica(part, DistributedDataParallel(part.objective, **options), Reduction(self._group))
+        replica.wrapped.register_comm_hook(replica.reduction, sum_bucket)
+        return replica
 
-    def window(self, micro_batches: Sequence[MicroBatch], scale: Scale) -> Sums:
+    def window(self, name: str, micro_batches: Sequence[MicroBatch], scale: Scale) -> Sums:
         """Accumulate locally, then reduce in the last pass."""
-        if not self._laid_out:
-            self._lay_out(micro_batches[0])
-        self._buffers.keep()
+        replica = self._replicas[name]
+        part = replica.part
+        with self._alone(part):
+            if not replica.laid_out:
+                self._lay_out(replica, micro_batches[0])
+            self._buffers.keep()
+            sums = self._passes(replica, micro_batches, scale)
+        part.windows += 1
+        if self._settings.broadcast_buffers:
+            self._share(self._buffers.names)
+        return sums
+
+    def _passes(self, replica: Replica, micro_batches: Sequence[MicroBatch], scale: Scale) -> Sums:
         sums: Sums = {}
-        last = len(micro_batches) - 1
-        self._idle = not any(micro_batch.weight for micro_batch in micro_batches)
-        self._missing = []
+        part, last = replica.part, len(micro_batches) - 1
+        replica.idle = not any(micro_batch.weight for micro_batch in micro_batches)
+        replica.missing = []
+        if part.noise is not None:
+            part.noise.begin()
+            replica.reduction.squares = [] if last == 0 else None
         for i, micro_batch in enumerate(micro_batches):
             if micro_batch.weight == 0:
                 with preserved(self._model, self.device):
-                    self._run(micro_batch, scale, synchronise=i == last)
-            else:
-                add_sums(sums, self._run(micro_batch, scale, synchronise=i == last), micro_batch)
-        self._windows += 1
-        self._share_buffers(self._running)
+                    self._run(replica, micro_batch, scale, synchronise=i == last)
+                continue
+            add_sums(sums, self._run(replica, micro_batch, scale, synchronise=i == last), micro_batch, part.name)
+            if part.noise is not None and i == 0:
+                squares = replica.reduction.squares
+                self._take_noise(part, micro_batch, scale, torch.stack(squares).sum() if squares else None)
         return sums
 
-    def _share_buffers(self, names: Sequence[str]) -> None:
-        """Give every rank rank 0's."""
+    def _share(self, names: Sequence[str]) -> None:
+        """Give every rank rank 0's buffers."""
         if names:
             buffers = [self._model.get_buffer(name) for name in names]
-            dist._broadcast_coalesced(self._reduction.group, buffers, BUFFER_BUCKET_BYTES, 0)
+            dist._broadcast_coalesced(self._group, buffers, BUFFER_BUCKET_BYTES, 0)
 
-    def _run(self, micro_batch: MicroBatch, scale: Scale, *, synchronise: bool) -> Any:
-        self._wrapped.require_backward_grad_sync = synchronise
-        self._reduction.whole = False
+    def _run(self, replica: Replica, micro_batch: MicroBatch, scale: Scale, *, synchronise: bool) -> Loss:
+        replica.wrapped.require_backward_grad_sync = synchronise
+        replica.reduction.whole = False
+        precision = replica.part.precision
         try:
-            target, loss = run_pass(self._wrapped, micro_batch, scale, self._precision, self.device)
+            with self._lone_sample(micro_batch):
+                target, loss = run_pass(replica.wrapped, micro_batch, scale, precision, self.device)
             if synchronise:
-                self._complete(target)
+                self._complete(replica, target)
         except RuntimeError as error:
             if REDUCED_TWICE not in str(error):
                 raise
@@ -136,48 +183,63 @@ class Ddp(Single):
             ) from error
         return loss
 
-    def _lay_out(self, micro_batch: MicroBatch) -> None:
+    def _lay_out(self, replica: Replica, micro_batch: MicroBatch) -> None:
         """Run one pass that leaves no trace: torch orders its buckets by the first backward it sees.
 
         Without it, fresh and resumed runs would add gradients in different orders.
         """
         with preserved(self._model, self.device):
-            self._run(micro_batch, Scale(0.0, 0.0), synchronise=True)
-        self._update.clear()
-        self._laid_out = True
+            self._run(replica, micro_batch, Scale(0.0, 0.0), synchronise=True)
+        replica.part.update.clear()
+        replica.laid_out = True
 
-    def _complete(self, target: Tensor) -> None:
+    def _complete(self, replica: Replica, target: Tensor) -> None:
         """Send the buckets that wait for parameters which this pass did not use."""
+        trainable = replica.part.trainable
         by_torch = self._settings.static_graph or self._settings.find_unused == "always"
-        if self._reduction.whole and not by_torch:
+        if replica.reduction.whole and not by_torch:
             return
-        self._missing = [name for name, p in self._trainable.items() if p.grad is None]
+        replica.missing = [name for name, p in trainable.items() if p.grad is None]
         if by_torch:
             return
         used = parameters_of_graph(target)
-        missing = {name: p for name, p in self._trainable.items() if id(p) not in used}
+        missing = {name: p for name, p in trainable.items() if id(p) not in used}
         if self._settings.find_unused == "never":
             raise DrumlineError(
-                f"no gradient for {', '.join(self._missing or missing)}",
+                f"no gradient for {', '.join(replica.missing or missing)}",
                 "use these parameters in every forward pass, freeze them, or set parallel.find_unused=auto",
             )
         torch.autograd.backward(list(missing.values()), [torch.zeros_like(p) for p in missing.values()])
-        if not self._reduction.whole:
+        if not replica.reduction.whole:
             raise DrumlineError(
                 "the gradient reduction could not be completed",
                 "re-entrant checkpointing hides parameters: call torch.utils.checkpoint with use_reentrant=False",
             )
 
-    def notes(self) -> dict[str, list[str]]:
+    def notes(self, name: str) -> Notes:
         """Names of the parameters that this rank did not use in the window, or that it had no rows of its own."""
-        if self._idle:
+        replica = self._replicas[name]
+        if replica.idle:
             return {"idle": []}
-        return {"unused": self._missing} if self._missing else {}
+        return {"unused": replica.missing} if replica.missing else {}
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Single's, with rank 0's buffers on all ranks: what a checkpoint holds is what is evaluated."""
+        with super().averaged():
+            self.settle()
+            yield
+
+    def settle(self) -> None:
+        """Give every rank rank 0's buffers, where that does not happen after each window."""
+        if not self._settings.broadcast_buffers:
+            self._side.exchange("buffers")  # a rank that is alone here would wait for the others to no end
+            self._share(self._buffers.names)
 
     def close(self) -> None:
-        """Drop the wrapper and all else that holds the group: only without any holder do gloo's sockets close."""
-        self._wrapped = None  # type: ignore[assignment]
-        self._reduction = None  # type: ignore[assignment]
+        """Drop the wrappers and all else that holds the group: only without any holder do gloo's sockets close."""
+        self._replicas = {}
+        self._group = None  # type: ignore[assignment]
         super().close()
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from drumline.parallel.precision import Precision
-from drumline.parallel.strategy import Batch, Loss, MicroBatch, Scale, Sums, Task
+from drumline.parallel.strategy import MAIN, Batch, Loss, MicroBatch, Scale, Sums, Task
 
 
 class Objective(nn.Module):
@@ -96,18 +96,20 @@ def run_pass(
     return target, loss
 
 
-def add_sums(sums: Sums, loss: Loss, micro_batch: MicroBatch) -> None:
+def add_sums(sums: Sums, loss: Loss, micro_batch: MicroBatch, learner: str = MAIN) -> None:
     """Add one micro-batch's loss and metrics to the window's sums, on the device.
 
-    `total` and `aux` are kept apart here, since they have different denominators; see `engine.meter.means`.
+    `total` and `aux` are kept apart here, since they have different denominators; see `engine.meter.means`. One learner
+    of several has its name before them.
     """
     if micro_batch.weight == 0:
         return
-    add(sums, "total", loss.total.detach(), float(micro_batch.units))
+    before = "" if learner == MAIN else f"{learner}/"
+    add(sums, f"{before}total", loss.total.detach(), float(micro_batch.units))
     if loss.aux is not None:
-        add(sums, "aux", loss.aux.detach() * micro_batch.samples, float(micro_batch.samples))
+        add(sums, f"{before}aux", loss.aux.detach() * micro_batch.samples, float(micro_batch.samples))
     for name, (value, weight) in loss.metrics.items():
-        add(sums, f"metric/{name}", value, weight)
+        add(sums, f"metric/{before}{name}", value, weight)
 
 
 def add(sums: Sums, name: str, value: Tensor | float, weight: Tensor | float) -> None:

@@ -2,90 +2,256 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from drumline.errors import ConfigError
+from drumline.parallel.averaging import Average
+from drumline.parallel.batch_norm import has_batch_norm, single_sample
 from drumline.parallel.buffers import Buffers
+from drumline.parallel.compile import Compile, compile_objective
+from drumline.parallel.noise import Noise, squared_norm
 from drumline.parallel.objective import Objective, add_sums, run_pass, to_device
 from drumline.parallel.precision import Precision
-from drumline.parallel.strategy import Batch, Loss, MakeOptimizer, MicroBatch, Outcome, Rates, Scale, Sums, Task
+from drumline.parallel.strategy import (
+    Batch,
+    Learner,
+    Loss,
+    MakeAverage,
+    MicroBatch,
+    Notes,
+    Outcome,
+    Scale,
+    Sums,
+    T,
+)
 from drumline.parallel.unused import Unused
 from drumline.parallel.update import Update
+
+
+@dataclass
+class Part:
+    """One learner as a strategy holds it."""
+
+    name: str
+    objective: Objective
+    precision: Precision
+    update: Update
+    trainable: dict[str, nn.Parameter]
+    """What its passes give gradients."""
+    others: list[nn.Parameter]
+    """All others that want a gradient; none where there is only one learner."""
+    unused: Unused
+    noise: Noise | None
+    skippable: bool
+    windows: int = 0
 
 
 class Single:
     """Runs windows on one device without any communication."""
 
-    def __init__(self, device: torch.device, precision: str, compile_objective: bool = False, rank: int = 0) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        precision: str,
+        compile_mode: Compile = "none",
+        rank: int = 0,
+        *,
+        gradient_noise: bool = False,
+    ) -> None:
         self.device = device
-        self._precision = Precision(precision, device)
-        self._compile = compile_objective
-        self._windows = 0
-        self._unused = Unused(rank)
+        self._precision_name = precision
+        self._compile = compile_mode
+        self._rank = rank
+        self._gradient_noise = gradient_noise
+        self._parts: dict[str, Part] = {}
+        self._average: Average | None = None
+        self._applied: Tensor
 
-    def setup(self, model: nn.Module, task: Task, make_optimizer: MakeOptimizer, rates: Rates) -> None:
-        """Take the model to the device and make the optimizer on it there."""
+    def setup(self, model: nn.Module, learners: Mapping[str, Learner], average: MakeAverage | None = None) -> None:
+        """Take the model to the device and make the optimizers on it there."""
         self._model = model.to(self.device)
         if not any(p.requires_grad for p in model.parameters()):
             raise ConfigError("the model has no parameter that requires a gradient", "unfreeze what is to be trained")
-        self._trainable = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
-        self._objective = Objective(self._model, task)
-        if self._compile:
-            self._objective.compile()
-        self._update = Update(make_optimizer(self._model), rates, self._precision.loss_scale)
+        self._has_batch_norm = has_batch_norm(self._model)
         self._buffers = Buffers(self._model)
-        self._skippable = rates.skippable
+        optimizers = {name: learner.make_optimizer(self._model) for name, learner in learners.items()}
+        wants = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        for name, trainable in owned_by(optimizers, wants).items():
+            task, _, rates = learners[name]
+            objective = Objective(self._model, task)
+            compile_objective(objective, self._model, self._compile)
+            precision = Precision(self._precision_name, self.device)
+            self._parts[name] = Part(
+                name,
+                objective,
+                precision,
+                Update(optimizers[name], rates, precision.loss_scale),
+                trainable,
+                others=[p for other, p in wants.items() if other not in trainable],
+                unused=Unused(self._rank),
+                noise=Noise() if self._gradient_noise else None,
+                skippable=rates.skippable,
+            )
+        names = list(self._parts)
+        self._first, self._last = names[0], names[-1]
+        self._wrap_parts()
+        self._make_average = average
+        self._average = None if average is None else average(self._model)
 
-    def window(self, micro_batches: Sequence[MicroBatch], scale: Scale) -> Sums:
+    def _wrap_parts(self) -> None:
+        """Put wrappers around the objectives, before the average takes the weights."""
+
+    @contextmanager
+    def _alone(self, part: Part) -> Iterator[None]:
+        """Inside, only this learner's parameters want a gradient; the others let gradients pass through."""
+        for p in part.others:
+            p.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for p in part.others:
+                p.requires_grad_(True)
+
+    def _lone_sample(self, micro_batch: MicroBatch) -> AbstractContextManager[None]:
+        """The context of a pass in which BatchNorm may get one value a channel."""
+        return single_sample(self._model) if micro_batch.samples == 1 and self._has_batch_norm else nullcontext()
+
+    def window(self, name: str, micro_batches: Sequence[MicroBatch], scale: Scale) -> Sums:
         """Accumulate the gradients of all micro-batches."""
+        part = self._parts[name]
         self._buffers.keep()
         sums: Sums = {}
-        for micro_batch in micro_batches:
-            _, loss = run_pass(self._objective, micro_batch, scale, self._precision, self.device)
-            add_sums(sums, loss, micro_batch)
-        self._windows += 1
+        if part.noise is not None:
+            part.noise.begin()
+        with self._alone(part):
+            for i, micro_batch in enumerate(micro_batches):
+                with self._lone_sample(micro_batch):
+                    _, loss = run_pass(part.objective, micro_batch, scale, part.precision, self.device)
+                add_sums(sums, loss, micro_batch, name)
+                if part.noise is not None and i == 0:
+                    self._take_noise(part, micro_batch, scale)
+        part.windows += 1
         return sums
 
-    def notes(self) -> dict[str, list[str]]:
+    def _take_noise(self, part: Part, micro_batch: MicroBatch, scale: Scale, square: Tensor | None = None) -> None:
+        """Keep the squared norm of what the gradients are now, or `square`."""
+        assert part.noise is not None
+        if square is None:
+            square = squared_norm(p.grad for p in part.trainable.values())
+        loss_scale = part.precision.loss_scale
+        part.noise.take(square, micro_batch, scale, None if loss_scale is None else loss_scale.scale)
+
+    def notes(self, name: str) -> Notes:
         """Names of the parameters that the window gave no gradient."""
-        unused = [name for name, p in self._trainable.items() if p.grad is None] if self._windows else []
+        part = self._parts[name]
+        unused = [name for name, p in part.trainable.items() if p.grad is None] if part.windows else []
         return {"unused": unused} if unused else {}
 
-    def heed(self, notes: Sequence[dict[str, list[str]]]) -> None:
+    def heed(self, name: str, notes: Sequence[Notes]) -> None:
         """Unused on all ranks: no gradient at all, as one process would have it. New names are warned of once."""
-        for name in self._unused.heed(notes, self._windows):
-            self._trainable[name].grad = None
+        part = self._parts[name]
+        for unused in part.unused.heed(notes, part.windows):
+            part.trainable[unused].grad = None
 
-    def step(self, max_norm: float | None) -> Outcome:
-        """Clip and update."""
-        outcome = self._update.apply(max_norm)
-        if self._skippable:
+    def step(self, name: str, max_norm: float | None) -> Outcome:
+        """Clip and update; after the last learner's update the average takes the weights in."""
+        part = self._parts[name]
+        outcome = part.update.apply(max_norm)
+        if part.skippable:
             self._buffers.take_back_unless(outcome.applied)
+        if part.noise is not None:
+            outcome = outcome._replace(sums=part.noise.sums(outcome.norm, name))
+        if self._average is not None:
+            # A window counts where none of its updates was skipped.
+            self._applied = outcome.applied if name == self._first else self._applied * outcome.applied
+            if name == self._last:
+                self._average.update(self._applied if part.skippable else None)
         return outcome
 
-    def discard(self) -> None:
+    def discard(self, name: str) -> None:
         """Drop what the window did."""
-        self._update.clear()
+        self._parts[name].update.clear()
         self._buffers.take_back()
 
-    def forward(self, batch: Batch) -> Loss:
-        """Forward pass without gradient."""
-        with torch.no_grad(), self._precision.autocast():
-            return Loss(*self._objective(to_device(batch, self.device)))
+    def advance(self, interval: Literal["epoch", "evaluation"], value: float | None) -> None:
+        """Move the schedulers of that interval on."""
+        for part in self._parts.values():
+            part.update.advance(interval, value)
+
+    def forward(self, name: str, batch: Batch) -> Loss:
+        """Loss of one learner on a batch, without gradient."""
+        part = self._parts[name]
+        with torch.no_grad(), part.precision.autocast():
+            return Loss(*part.objective(to_device(batch, self.device)))
+
+    def run(self, batch: Batch, function: Callable[[nn.Module, Batch], T]) -> T:
+        """function(model, batch on the device) without gradient."""
+        with torch.no_grad(), self._parts[self._first].precision.autocast():
+            return function(self._model, to_device(batch, self.device))
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Put the averaged weights into the model, if there are such; entering it again inside changes nothing."""
+        with nullcontext() if self._average is None else self._average.swapped():
+            yield
+
+    def settle(self) -> None:
+        """One process has one set of buffers."""
 
     def state(self) -> dict[str, Any]:
-        """Model and update state."""
-        return {"model": self._model.state_dict(), **self._update.state()}
+        """Model, average, and each learner's update."""
+        return {
+            "model": self._model.state_dict(),
+            "average": None if self._average is None else self._average.state(),
+            "learners": {name: part.update.state() for name, part in self._parts.items()},
+        }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load model and update state."""
+        """Load model, average and updates; an average that was not saved begins anew."""
+        if list(state["learners"]) != list(self._parts):
+            raise ValueError(f"it is of {', '.join(state['learners'])}, this run of {', '.join(self._parts)}")
         self._model.load_state_dict(state["model"])
-        self._update.load(state)
+        for name, part in self._parts.items():
+            part.update.load(state["learners"][name])
+        if self._make_average is not None:
+            self._average = self._make_average(self._model)
+            if state["average"] is not None:
+                self._average.load(state["average"])
 
     def close(self) -> None:
         """Say how often parameters went unused."""
-        self._unused.summarise(self._windows)
+        for part in self._parts.values():
+            part.unused.summarise(part.windows)
+
+
+def owned_by(
+    optimizers: Mapping[str, torch.optim.Optimizer], wants: Mapping[str, nn.Parameter]
+) -> dict[str, dict[str, nn.Parameter]]:
+    """The parameters, of those that want a gradient, that each optimizer's learner trains; all where it is alone.
+
+    Raises ConfigError where one of several optimizers has none of them, or one that another has.
+    """
+    if len(optimizers) == 1:
+        return {name: dict(wants) for name in optimizers}
+    found: dict[str, dict[str, nn.Parameter]] = {}
+    for name, optimizer in optimizers.items():
+        ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        found[name] = {key: p for key, p in wants.items() if id(p) in ids}
+        if not found[name]:
+            raise ConfigError(
+                f"the optimizer of {name} has no parameter of the model that wants a gradient",
+                "make it from the parameters of the model that is handed in",
+            )
+        for other in list(found)[:-1]:
+            if both := found[other].keys() & found[name].keys():
+                raise ConfigError(
+                    f"{min(both)} is in the optimizers of both {other} and {name}",
+                    "give each optimizer the parameters that its loss alone trains",
+                )
+    return found

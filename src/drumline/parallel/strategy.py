@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from drumline.parallel.averaging import Average
+
+T = TypeVar("T")
 
 Batch = Any
 """Whatever the collate function makes: a tensor, or tuples, lists and mappings of tensors."""
@@ -89,61 +95,97 @@ class Outcome(NamedTuple):
     """1.0 if the update was applied, 0.0 if it was skipped, a scalar."""
     lr: Tensor | float
     """Learning rate of the first parameter group."""
+    sums: Mapping[str, tuple[Tensor, Tensor | float]] = MappingProxyType({})
+    """What is known of the gradient besides, as in Sums."""
 
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+MakeAverage = Callable[[nn.Module], "Average"]
+Interval = Literal["update", "epoch", "evaluation"]
+Scheduler = torch.optim.lr_scheduler.LRScheduler | torch.optim.lr_scheduler.ReduceLROnPlateau
+Notes = dict[str, list[str]]
+"""What a rank tells the others of a window, as JSON."""
+
+MAIN = "main"
+"""Name of the learner of a run that has only one; its numbers are logged without it."""
 
 
 class Rates(NamedTuple):
     """Where the learning rate comes from, and whether an update may be skipped without ending the run."""
 
     factor: Callable[[int], float] | None
-    """Completed updates -> factor on each group's rate; None: `scheduler` or the optimizer's own constant rate."""
+    """Completed updates -> factor on each group's rate; None: torch's scheduler or the optimizer's own rate."""
     total: int | None
     """Updates of the whole run, the length of the device's table; None where unknown."""
-    scheduler: torch.optim.lr_scheduler.LRScheduler | None
-    """A ready torch scheduler, stepped once a completed update."""
+    make_scheduler: Callable[[torch.optim.Optimizer], Scheduler] | None
+    """torch's scheduler on the optimizer, or a ready one."""
+    interval: Interval
+    """When that scheduler moves on: after each completed update, epoch or evaluation."""
     skippable: bool
     """Whether a non-finite gradient skips the update and the run goes on."""
 
 
+class Learner(NamedTuple):
+    """One loss with the optimizer that follows its gradient; a run has one of them, or several that take turns."""
+
+    task: Task
+    make_optimizer: MakeOptimizer
+    rates: Rates
+
+
 class Strategy(Protocol):
-    """Owns one update window; only it knows wrappers, synchronisation and the optimizer."""
+    """Owns one update window of each learner; only it knows wrappers, synchronisation and the optimizers."""
 
-    def setup(self, model: nn.Module, task: Task, make_optimizer: MakeOptimizer, rates: Rates) -> None:
-        """Take the model to its device, wrap it, make the optimizer."""
+    def setup(self, model: nn.Module, learners: Mapping[str, Learner], average: MakeAverage | None = None) -> None:
+        """Take the model to its device, wrap it, make the optimizers, in the order of the learners."""
         ...
 
-    def window(self, micro_batches: Sequence[MicroBatch], scale: Scale) -> Sums:
-        """Forward, backward and reduction of one window; returns this process's metric sums."""
+    def window(self, name: str, micro_batches: Sequence[MicroBatch], scale: Scale) -> Sums:
+        """Forward, backward and reduction of one learner's window; returns this process's metric sums."""
         ...
 
-    def notes(self) -> dict[str, list[str]]:
-        """What the other ranks must know of this window before anyone steps (JSON)."""
+    def notes(self, name: str) -> Notes:
+        """What the other ranks must know of this learner's window before anyone steps (JSON)."""
         ...
 
-    def heed(self, notes: Sequence[dict[str, list[str]]]) -> None:
+    def heed(self, name: str, notes: Sequence[Notes]) -> None:
         """Take in every rank's notes, by rank."""
         ...
 
-    def step(self, max_norm: float | None) -> Outcome:
+    def step(self, name: str, max_norm: float | None) -> Outcome:
         """Unscale, clip and update, or skip where the gradient is not finite; gradients are cleared."""
         ...
 
-    def discard(self) -> None:
-        """Drop the window that has just run: no update, and buffers as they were before it."""
+    def discard(self, name: str) -> None:
+        """Drop the window that this learner has just run: no update, and buffers as they were before it."""
         ...
 
-    def forward(self, batch: Batch) -> Loss:
-        """Evaluation's forward pass: no wrapper, no gradient, no collective."""
+    def advance(self, interval: Literal["epoch", "evaluation"], value: float | None) -> None:
+        """Move the schedulers of that interval on; value: the agreed metric of an evaluation."""
+        ...
+
+    def forward(self, name: str, batch: Batch) -> Loss:
+        """Loss of one learner on a batch, for evaluation: as `run` would give it, but compiled where training is."""
+        ...
+
+    def run(self, batch: Batch, function: Callable[[nn.Module, Batch], T]) -> T:
+        """function(model, batch on the device), for evaluation: no wrapper, no gradient, no collective."""
+        ...
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Inside, the model is what is evaluated: averaged weights if there are such, buffers equal on all ranks."""
+        ...
+
+    def settle(self) -> None:
+        """Make buffers equal on all ranks, as the next checkpoint will hold them."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Model (the bare module's keys), optimizer and update state, complete on every rank."""
+        """Model (the bare module's keys), average, and each learner's optimizer and update; complete on every rank."""
         ...
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state` gave, from any strategy."""
+        """Take back what `state` gave, from any strategy. Raises ValueError where it has other learners."""
         ...
 
     def close(self) -> None:

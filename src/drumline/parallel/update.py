@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from drumline.parallel.precision import LossScale
 from drumline.parallel.strategy import Outcome, Rates
@@ -18,9 +18,10 @@ CLIP_EPSILON = 1e-6
 class Update:
     """Unscales, clips and steps. Learning rates count completed updates.
 
-    A fused optimizer skips on the device (`found_inf`); where a skip does not end the run, its learning rate is then
-    looked up on the device too, by a counter of completed updates, since the host learns of a skip a window later.
-    Every other optimizer makes the host wait for the norm: it must not step on NaN.
+    A fused optimizer skips on the device (`found_inf`) and divides by what unscaling and clipping come to
+    (`grad_scale`), so that nothing waits and no pass over the gradients is made for it. Where a skip does not end the
+    run, its learning rate is looked up on the device too, by a counter of completed updates, since the host learns of a
+    skip a window later. Every other optimizer makes the host wait for the norm: it must not step on NaN.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, rates: Rates, loss_scale: LossScale | None) -> None:
@@ -29,59 +30,83 @@ class Update:
         self._loss_scale = loss_scale
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._device = self._parameters[0].device
+        kinds = {(p.device, p.dtype) for p in self._parameters}
+        self._alike = len(kinds) == 1
+        self._scheduler = None if rates.make_scheduler is None else rates.make_scheduler(optimizer)
         self._bases = [float(group["lr"]) for group in optimizer.param_groups]
         self._fused = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
-        self._on_device = self._fused and rates.skippable and rates.factor is not None and rates.total is not None
-        self._completed = 0
         if self._fused and isinstance(optimizer, torch.optim.SGD):
             self._fused = start_momentum(optimizer)
-            self._on_device = self._on_device and self._fused
-        if self._on_device:
-            assert rates.factor is not None and rates.total is not None
-            table = [rates.factor(step) for step in range(rates.total)]
-            # torch's kernels for CUDA read a float32; elsewhere the rate is what the host would have given.
-            dtype = torch.float32 if self._device.type == "cuda" else torch.float64
-            self._table = torch.tensor(table, dtype=dtype, device=self._device)
+        # Fused kernels read a float32, which is too coarse for gradients in float64.
+        self._divides = self._fused and all(dtype != torch.float64 for _, dtype in kinds)
+        by_update = self._scheduler is not None and rates.interval == "update"
+        host_counts = by_update or (rates.factor is not None and rates.total is None)
+        self._completed = 0
+        self._counter: Tensor | None = None
+        if self._fused and rates.skippable and not host_counts:
             self._counter = torch.zeros((), dtype=torch.int64, device=self._device)
-            for group, base in zip(optimizer.param_groups, self._bases, strict=True):
-                group["lr"] = torch.tensor(base, dtype=dtype, device=self._device)
+        self._on_device = self._counter is not None and rates.factor is not None
+        if self._on_device:
+            self._make_table(rates)
+
+    def _make_table(self, rates: Rates) -> None:
+        """Put the rates of the whole run on the device, and a tensor in every group's place for its own."""
+        assert rates.factor is not None and rates.total is not None
+        # torch's kernels for CUDA read a float32; elsewhere the rate is what the host would have given.
+        dtype = torch.float32 if self._device.type == "cuda" else torch.float64
+        factors = [rates.factor(step) for step in range(rates.total)]
+        self._table = torch.tensor(factors, dtype=dtype, device=self._device)
+        self._device_bases = torch.tensor(self._bases, dtype=dtype, device=self._device)
+        for group, base in zip(self.optimizer.param_groups, self._bases, strict=True):
+            group["lr"] = torch.tensor(base, dtype=dtype, device=self._device)
 
     def apply(self, max_norm: float | None) -> Outcome:
         """Run one update; gradients hold the window's sum (times the loss scale) and are cleared."""
         gradients = [p.grad for p in self._parameters if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-        # Unscaling and clipping are one factor, so the gradients are passed over once.
-        factor = None
+        norm = total_norm(gradients) if self._alike and gradients else nn.utils.get_total_norm(gradients, foreach=True)
+        # Unscaling and clipping are one division.
+        divisor = None
         if self._loss_scale is not None:
-            factor = 1 / self._loss_scale.scale
-            norm = norm * factor
+            divisor = self._loss_scale.scale
+            norm = norm / divisor
         if max_norm is not None:
-            clip = (max_norm / (norm + CLIP_EPSILON)).clamp(max=1.0)
-            factor = clip if factor is None else clip * factor
-        if factor is not None and gradients:
-            torch._foreach_mul_(gradients, factor)
+            excess = ((norm + CLIP_EPSILON) / max_norm).clamp(min=1.0)
+            divisor = excess if divisor is None else excess * divisor
+        if divisor is not None and gradients and not self._divides:
+            torch._foreach_div_(gradients, divisor)
         applied = torch.isfinite(norm).float()
         rate = self._set_rate()
         stepped = None  # not known to the host
         if self._fused:
-            self.optimizer.found_inf = 1 - applied  # type: ignore[attr-defined]
-            self.optimizer.step()
-            del self.optimizer.found_inf  # type: ignore[attr-defined]
+            self._step_on_device(applied, divisor)
         elif stepped := bool(applied):
             self.optimizer.step()
         self._count(applied, stepped)
         self.clear()
         return Outcome(norm, applied, rate)
 
+    def _step_on_device(self, applied: Tensor, divisor: Tensor | None) -> None:
+        """Let the kernels decide whether to step, and divide the gradients by what torch's GradScaler calls a scale."""
+        optimizer: Any = self.optimizer
+        optimizer.found_inf = 1 - applied
+        if divisor is not None and self._divides:
+            optimizer.grad_scale = divisor.float()
+        try:
+            optimizer.step()
+        finally:
+            vars(optimizer).pop("grad_scale", None)
+            del optimizer.found_inf
+
     def _set_rate(self) -> Tensor | float:
         """Set every group's rate for the update that is due; returns the first group's."""
         groups = self.optimizer.param_groups
         if self._on_device:
-            factor = self._table[self._counter.clamp(max=len(self._table) - 1)]
-            for group, base in zip(groups, self._bases, strict=True):
-                group["lr"].copy_(factor * base)
-            first: Tensor = groups[0]["lr"]
-            return first.clone()
+            assert self._counter is not None
+            # Not by table[counter]: torch reads an index of no dimensions on the host.
+            factor = self._table.take(self._counter.clamp(max=len(self._table) - 1))
+            rates = self._device_bases * factor
+            torch._foreach_copy_([group["lr"] for group in groups], rates.unbind())
+            return rates[0]
         if self._rates.factor is not None:
             factor_now = self._rates.factor(self._completed)
             for group, base in zip(groups, self._bases, strict=True):
@@ -92,7 +117,7 @@ class Update:
         """Move counters, schedule and loss scale, only for an update that was applied."""
         if self._loss_scale is not None:
             self._loss_scale.update(applied)
-        if self._on_device:
+        if self._counter is not None:
             self._counter += applied.long()
             return
         if stepped is None:
@@ -100,19 +125,33 @@ class Update:
             stepped = not self._rates.skippable or bool(applied)
         if stepped:
             self._completed += 1
-            if self._rates.scheduler is not None:
-                self._rates.scheduler.step()
+            if self._scheduler is not None and self._rates.interval == "update":
+                self._scheduler.step()
+
+    def advance(self, interval: Literal["epoch", "evaluation"], value: float | None) -> None:
+        """Move a scheduler of this interval on, at an epoch's end or after an evaluation.
+
+        value: the metric, equal on all ranks, that ReduceLROnPlateau looks at.
+        """
+        if self._scheduler is None or self._rates.interval != interval:
+            return
+        if isinstance(self._scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            assert value is not None
+            self._scheduler.step(value)
+        else:
+            self._scheduler.step()
 
     def clear(self) -> None:
         """Drop the gradients."""
-        self.optimizer.zero_grad(set_to_none=True)
+        for p in self._parameters:  # as zero_grad does, without the profiler's record of it
+            p.grad = None
 
     def state(self) -> dict[str, Any]:
         """Optimizer, counter, scheduler and loss scale."""
         return {
             "optimizer": self.optimizer.state_dict(),
-            "completed": int(self._counter) if self._on_device else self._completed,
-            "scheduler": self._rates.scheduler.state_dict() if self._rates.scheduler is not None else None,
+            "completed": self._completed if self._counter is None else int(self._counter),
+            "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
             "loss_scale": self._loss_scale.state() if self._loss_scale is not None else None,
         }
 
@@ -125,12 +164,22 @@ class Update:
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
         self._completed = state["completed"]
-        if self._on_device:
+        if self._counter is not None:
             self._counter.fill_(state["completed"])
-        if self._rates.scheduler is not None and state["scheduler"] is not None:
-            self._rates.scheduler.load_state_dict(state["scheduler"])
+        if self._scheduler is not None and state["scheduler"] is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
         if self._loss_scale is not None and state["loss_scale"] is not None:
             self._loss_scale.load(state["loss_scale"])
+
+
+def total_norm(gradients: list[Tensor]) -> Tensor:
+    """The norm of all of them as one vector, a scalar; they are of one device and type.
+
+    As torch's get_total_norm, without its sorting by device and type, and at least in float32.
+    """
+    dtype = torch.promote_types(gradients[0].dtype, torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=dtype)))
+    return norm
 
 
 def start_momentum(optimizer: torch.optim.SGD) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from drumline.errors import ConfigError
 from drumline.parallel.single import Single
-from drumline.parallel.strategy import MicroBatch, Rates, Scale
+from drumline.parallel.strategy import MAIN, Learner, MicroBatch, Rates, Scale
 from drumline.tasks.function import FunctionTask
 
 CPU = torch.device("cpu")
@@ -18,14 +18,16 @@ X = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 0.5]])
 
 def single_of(model: nn.Module, skippable: bool = False) -> Single:
     strategy = Single(CPU, "fp32")
-    rates = Rates(lambda step: 1.0, 10, None, skippable)
-    strategy.setup(model, TASK, lambda model: torch.optim.SGD(model.parameters(), 0.1), rates)
+    rates = Rates(lambda step: 1.0, 10, None, "update", skippable)
+    strategy.setup(model, {MAIN: Learner(TASK, lambda model: torch.optim.SGD(model.parameters(), 0.1), rates)})
     return strategy
 
 
 def window(strategy: Single, *parts: Tensor) -> dict[str, tuple[float, float]]:
     count = sum(len(part) for part in parts)
-    sums = strategy.window([MicroBatch(part, len(part), len(part)) for part in parts], Scale(1 / count, 1 / count))
+    sums = strategy.window(
+        MAIN, [MicroBatch(part, len(part), len(part)) for part in parts], Scale(1 / count, 1 / count)
+    )
     return {name: (float(value), float(weight)) for name, (value, weight) in sums.items()}
 
 
@@ -36,7 +38,7 @@ def test_micro_batches_accumulate_to_the_whole() -> None:
     sums = window(first, X), window(second, X[:1], X[1:])
     assert sums[0]["total"] == pytest.approx(sums[1]["total"])
     assert sums[0]["total"][1] == 3.0
-    outcomes = first.step(None), second.step(None)
+    outcomes = first.step(MAIN, None), second.step(MAIN, None)
     torch.testing.assert_close(outcomes[0].norm, outcomes[1].norm)
     torch.testing.assert_close(whole.state_dict(), parts.state_dict())
 
@@ -45,11 +47,11 @@ def test_a_discarded_window_leaves_nothing() -> None:
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
     strategy = single_of(model)
     window(strategy, X)
-    strategy.step(None)
+    strategy.step(MAIN, None)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     window(strategy, X)
     assert not torch.equal(model.state_dict()["0.running_mean"], before["0.running_mean"])
-    strategy.discard()
+    strategy.discard(MAIN)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters())
 
@@ -58,19 +60,27 @@ def test_a_skipped_window_leaves_nothing_and_an_applied_one_its_statistics() -> 
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
     strategy = single_of(model, skippable=True)
     window(strategy, X)
-    strategy.step(1.0)
+    strategy.step(MAIN, 1.0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     assert int(before["0.num_batches_tracked"]) == 1
     window(strategy, X * float("nan"))
-    assert float(strategy.step(1.0).applied) == 0.0
+    assert float(strategy.step(MAIN, 1.0).applied) == 0.0
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_evaluation_gives_the_loss_without_a_graph() -> None:
+def test_evaluation_is_of_the_bare_model_without_a_graph() -> None:
     model = nn.Linear(2, 1)
-    loss = single_of(model).forward(X)
-    torch.testing.assert_close(loss.total, model(X).square().sum().detach())
-    assert not loss.total.requires_grad
+    seen = []
+
+    def function(given: nn.Module, batch: Tensor) -> Tensor:
+        seen.append(given)
+        outputs: Tensor = given(batch)
+        return outputs
+
+    outputs = single_of(model).run(X, function)
+    torch.testing.assert_close(outputs, model(X).detach())
+    assert not outputs.requires_grad
+    assert seen == [model]
 
 
 def test_a_frozen_model_is_refused() -> None:
@@ -93,8 +103,8 @@ def test_a_parameter_without_gradient_is_named_once(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.WARNING, "drumline"):
         for _ in range(2):
             window(strategy, X)
-            strategy.heed([strategy.notes()])
-            strategy.step(None)
+            strategy.heed(MAIN, [strategy.notes(MAIN)])
+            strategy.step(MAIN, None)
     assert [record.getMessage().count("spare.weight") for record in caplog.records] == [1]
     assert "used.weight" not in caplog.text
 
@@ -103,7 +113,7 @@ def test_state_and_load_round_trip() -> None:
     first, second = nn.Linear(2, 1), nn.Linear(2, 1)
     saving, loading = single_of(first), single_of(second)
     window(saving, X)
-    saving.step(None)
+    saving.step(MAIN, None)
     loading.load(saving.state())
     torch.testing.assert_close(second.state_dict(), first.state_dict(), rtol=0, atol=0)
-    assert saving.state()["completed"] == loading.state()["completed"] == 1
+    assert saving.state()["learners"][MAIN]["completed"] == loading.state()["learners"][MAIN]["completed"] == 1

@@ -1,19 +1,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from drumline.parallel.precision import LossScale
-from drumline.parallel.strategy import Outcome, Rates
+from drumline.parallel.strategy import Interval, Outcome, Rates
 from drumline.parallel.update import Update
+from tests.unit.parallel.updates import MakeOptimizer, assert_same, constant, new_parameters, set_gradients, snapshot
 
 CPU = torch.device("cpu")
-MakeOptimizer = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
 
 OPTIMIZERS: dict[str, MakeOptimizer] = {
     "sgd": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01),
@@ -25,32 +24,8 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 optimizers = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
 
 
-def new_parameters() -> list[nn.Parameter]:
-    generator = torch.Generator().manual_seed(3)
-    shapes = [(4, 3), (3,)]
-    return [nn.Parameter(torch.randn(shape, dtype=torch.float64, generator=generator)) for shape in shapes]
-
-
-def set_gradients(parameters: Sequence[nn.Parameter], seed: int, times: float = 1.0) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    for p in parameters:
-        p.grad = torch.randn(p.shape, dtype=torch.float64, generator=generator) * times
-
-
 def halving(step: int) -> float:
     return 0.5**step
-
-
-def constant(skippable: bool = False) -> Rates:
-    return Rates(lambda step: 1.0, 10, None, skippable)
-
-
-def snapshot(update: Update, parameters: Sequence[nn.Parameter]) -> tuple[list[Tensor], dict[str, Any]]:
-    return [p.detach().clone() for p in parameters], copy.deepcopy(update.optimizer.state_dict()["state"])
-
-
-def assert_same(first: Any, second: Any) -> None:
-    torch.testing.assert_close(first, second, rtol=0, atol=0)
 
 
 @optimizers
@@ -123,7 +98,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(
 @pytest.mark.parametrize("skipped", [0, 2])
 def test_going_on_after_a_skip_is_as_if_it_had_not_been(make: MakeOptimizer, skipped: int) -> None:
     straight, interrupted = new_parameters(), new_parameters()
-    rates = Rates(halving, 5, None, True)
+    rates = Rates(halving, 5, None, "update", True)
     reference, update = Update(make(straight), rates, None), Update(make(interrupted), rates, None)
     for seed in range(4):
         if seed == skipped:
@@ -140,7 +115,7 @@ def test_going_on_after_a_skip_is_as_if_it_had_not_been(make: MakeOptimizer, ski
 @optimizers
 def test_rates_count_completed_updates(make: MakeOptimizer) -> None:
     parameters = new_parameters()
-    update = Update(make(parameters), Rates(halving, 4, None, True), None)
+    update = Update(make(parameters), Rates(halving, 4, None, "update", True), None)
     rates = []
     for times in (1.0, float("nan"), 1.0, float("inf"), 1.0, 1.0, 1.0):
         set_gradients(parameters, 0, times)
@@ -155,7 +130,7 @@ def test_rates_count_completed_updates(make: MakeOptimizer) -> None:
 def test_rates_past_the_end_stay_at_the_last() -> None:
     """A run of known length never gets there, but a resumed one with a shorter plan might."""
     parameters = new_parameters()
-    update = Update(torch.optim.SGD(parameters, 1.0, fused=True), Rates(halving, 2, None, True), None)
+    update = Update(torch.optim.SGD(parameters, 1.0, fused=True), Rates(halving, 2, None, "update", True), None)
     rates = []
     for _ in range(3):
         set_gradients(parameters, 0)
@@ -167,7 +142,7 @@ def test_rates_past_the_end_stay_at_the_last() -> None:
 def test_each_groups_own_rate_is_scaled(skippable: bool) -> None:
     first, second = new_parameters()
     optimizer = torch.optim.SGD([{"params": [first], "lr": 1.0}, {"params": [second], "lr": 0.01}], fused=True)
-    update = Update(optimizer, Rates(halving, 4, None, skippable), None)
+    update = Update(optimizer, Rates(halving, 4, None, "update", skippable), None)
     for expected in (1.0, 0.5):
         before = [first.detach().clone(), second.detach().clone()]
         for p in (first, second):
@@ -183,7 +158,7 @@ def test_a_ready_scheduler_steps_with_applied_updates_only(make: MakeOptimizer, 
     parameters = new_parameters()
     optimizer = make(parameters)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    update = Update(optimizer, Rates(None, 4, scheduler, skippable), None)
+    update = Update(optimizer, Rates(None, 4, lambda _: scheduler, "update", skippable), None)
     rates = []
     for times in (float("nan"), 1.0, 1.0, float("nan"), 1.0) if skippable else (1.0, 1.0, 1.0):
         set_gradients(parameters, 0, times)
@@ -198,13 +173,13 @@ def test_a_skip_that_ends_the_run_does_not_step_the_scheduler() -> None:
     optimizer = torch.optim.SGD(parameters, 0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     set_gradients(parameters, 0, float("nan"))
-    Update(optimizer, Rates(None, 4, scheduler, False), None).apply(None)
+    Update(optimizer, Rates(None, 4, lambda _: scheduler, "update", False), None).apply(None)
     assert scheduler.last_epoch == 0
 
 
 def test_without_scheduler_a_ready_optimizer_keeps_its_rate() -> None:
     parameters = new_parameters()
-    update = Update(torch.optim.SGD(parameters, 0.3), Rates(None, None, None, False), None)
+    update = Update(torch.optim.SGD(parameters, 0.3), Rates(None, None, None, "update", False), None)
     for _ in range(2):
         set_gradients(parameters, 0)
         assert update.apply(None).lr == 0.3
@@ -218,7 +193,8 @@ def test_state_and_load_go_on_with_the_same_bits(make: MakeOptimizer, skippable:
         parameters = new_parameters()
         optimizer = make(parameters)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.7) if scheduled == "scheduler" else None
-        rates = Rates(None if scheduler else halving, 9, scheduler, skippable)
+        make_scheduler = None if scheduler is None else lambda _: scheduler
+        rates = Rates(None if scheduler else halving, 9, make_scheduler, "update", skippable)
         return parameters, Update(optimizer, rates, LossScale(CPU) if scheduled == "scale" else None)
 
     def run(update: Update, parameters: list[nn.Parameter], seeds: Sequence[int]) -> list[Outcome]:
@@ -248,8 +224,12 @@ def test_the_state_of_a_device_table_is_read_by_a_host_rate_and_back() -> None:
     """A run goes on as fp32 that was saved as fp16, or the other way."""
     for skippable in (True, False):
         parameters, other = new_parameters(), new_parameters()
-        saving = Update(torch.optim.AdamW(parameters, 0.1, fused=True), Rates(halving, 9, None, skippable), None)
-        loading = Update(torch.optim.AdamW(other, 0.1, fused=True), Rates(halving, 9, None, not skippable), None)
+        saving = Update(
+            torch.optim.AdamW(parameters, 0.1, fused=True), Rates(halving, 9, None, "update", skippable), None
+        )
+        loading = Update(
+            torch.optim.AdamW(other, 0.1, fused=True), Rates(halving, 9, None, "update", not skippable), None
+        )
         for seed in range(2):
             set_gradients(parameters, seed)
             saving.apply(None)
@@ -278,3 +258,49 @@ def test_clear_drops_the_gradients() -> None:
     set_gradients(parameters, 0)
     update.clear()
     assert all(p.grad is None for p in parameters)
+
+
+@pytest.mark.parametrize("interval", ["epoch", "evaluation"])
+@pytest.mark.parametrize("skippable", [True, False])
+def test_a_scheduler_moves_at_its_interval_only(interval: Interval, skippable: bool) -> None:
+    parameters = new_parameters()
+    optimizer = torch.optim.SGD(parameters, 0.1, fused=True)
+    rates = Rates(None, 4, lambda made: torch.optim.lr_scheduler.StepLR(made, 1, 0.5), interval, skippable)
+    update = Update(optimizer, rates, None)
+    found = []
+    for number in range(4):
+        set_gradients(parameters, number)
+        found.append(float(update.apply(None).lr))
+        update.advance("epoch" if number % 2 else "evaluation", None)
+    assert found == ([0.1, 0.1, 0.05, 0.05] if interval == "epoch" else [0.1, 0.05, 0.05, 0.025])
+
+
+def test_plateau_gets_the_metric_and_its_state_is_kept() -> None:
+    def build() -> tuple[list[nn.Parameter], Update]:
+        parameters = new_parameters()
+
+        def make_scheduler(made: torch.optim.Optimizer) -> torch.optim.lr_scheduler.ReduceLROnPlateau:
+            return torch.optim.lr_scheduler.ReduceLROnPlateau(made, factor=0.5, patience=1)
+
+        optimizer = torch.optim.SGD(parameters, 0.1)
+        return parameters, Update(optimizer, Rates(None, None, make_scheduler, "evaluation", False), None)
+
+    _, update = build()
+    update.advance("evaluation", 1.0)
+    update.advance("epoch", None)
+    update.advance("evaluation", 1.0)
+    parameters, resumed = build()
+    resumed.load(copy.deepcopy(update.state()))
+    resumed.advance("evaluation", 1.0)
+    set_gradients(parameters, 0)
+    assert resumed.apply(None).lr == 0.05
+
+
+@pytest.mark.parametrize("skippable", [True, False])
+def test_completed_updates_are_counted_where_no_rate_needs_them(skippable: bool) -> None:
+    parameters = new_parameters()
+    update = Update(torch.optim.SGD(parameters, 0.1, fused=True), Rates(None, None, None, "update", skippable), None)
+    for times in (1.0, float("nan"), 1.0) if skippable else (1.0, 1.0):
+        set_gradients(parameters, 0, times)
+        update.apply(None)
+    assert update.state()["completed"] == 2
