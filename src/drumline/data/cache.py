@@ -11,16 +11,14 @@ import json
 import logging
 import os
 import secrets
-import shutil
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from drumline.data.cache_folder import cannot_write, remove_stale
 from drumline.data.files import file_digest, read_pieces
 from drumline.data.tokenizers import Ids, Tokenizer
 from drumline.errors import DataError
@@ -29,8 +27,6 @@ from drumline.rundir import sync_directory, write_atomic
 FORMAT = 1
 # Text in flight: the records that the tokenizers package makes of it take about 30 bytes a character, 0.25 GB in all.
 BATCH_CHARS = 2**23
-# A temporary file that nobody has written to for so long belongs to a build that was killed.
-STALE_S = 3600.0
 
 _REBUILD = "remove it, or start the run again: it is built anew"
 _log = logging.getLogger(__name__)
@@ -77,7 +73,7 @@ def build_cache(files: Sequence[Path], tokenizer: Tokenizer, path: Path) -> None
     Text streams through, whatever its size. Safe beside another process that builds the same. Raises DataError for
     text that is not UTF-8, that has no token, that changes meanwhile, or a folder that cannot be written.
     """
-    _remove_stale(path.parent)
+    remove_stale(path.parent)
     if _is_valid(path):
         return
     _log.info("tokenising %d files into %s", len(files), path)
@@ -100,7 +96,7 @@ def build_cache(files: Sequence[Path], tokenizer: Tokenizer, path: Path) -> None
         sync_directory(path.parent)
         write_atomic(_header_of(path), json.dumps(_header(path, tokenizer, count, starts)) + "\n")
     except OSError as error:
-        raise _cannot_write(path.parent, files, error) from error
+        raise cannot_write("tokenised text", path.parent, files, error) from error
     _log.info("tokenised %d documents into %d tokens", len(starts), count)
 
 
@@ -203,24 +199,3 @@ def _header(path: Path, tokenizer: Tokenizer, count: int, starts: list[int]) -> 
         "dtype": _dtype_name(tokenizer),
         "document_starts": starts,
     }
-
-
-def _remove_stale(folder: Path) -> None:
-    """Remove what killed builds left, of whatever text, so that it does not fill the disk."""
-    for left in folder.glob(f".{'[0-9a-f]' * 64}.*.tmp"):
-        # Another process may remove it first, and a folder that is only read from cannot be tidied.
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime > STALE_S:
-                left.unlink()
-
-
-def _cannot_write(folder: Path, files: Sequence[Path], error: OSError) -> DataError:
-    there = folder
-    while not there.exists():
-        there = there.parent
-    free = shutil.disk_usage(there).free / 2**30
-    text = sum(file.stat().st_size for file in files) / 2**30
-    return DataError(
-        f"cannot write tokenised text to {folder}: {error.strerror} ({free:.2f} GiB free, the text has {text:.2f} GiB)",
-        "make room or name another folder: --set data.cache_dir=FOLDER",
-    )

@@ -25,21 +25,34 @@ _CUTS: tuple[tuple[str, Callable[[str], bool]], ...] = (
 )
 
 
-def expand_files(patterns: Sequence[str], setting: str = "data.train") -> list[Path]:
+def expand_files(patterns: Sequence[str], setting: str = "data.train", example: str = "*.txt") -> list[Path]:
     """Give the files that paths and globs name, each once, in natural order (chapter_2 before chapter_10).
 
-    `recipes:` names the packed recipes folder, `~` the home folder; a glob passes over folders. `setting` is the
-    key that errors name. Raises DataError for a pattern without a match, a path that is no file, and for files that
-    are all empty.
+    `recipes:` names the packed recipes folder, `~` the home folder; a glob passes over folders. `setting` is the key
+    that errors name, `example` what files in a folder may be called. Raises DataError for a pattern without a match, a
+    path that is no file, and for files that are all empty.
     """
     found: dict[Path, Path] = {}
     for pattern in patterns:
-        for path in _match(pattern, setting):
+        for path in _match(pattern, setting, example):
             found.setdefault(path.resolve(), path)
     files = sorted(found.values(), key=natural_key)
     if not any(path.stat().st_size for path in files):
         raise DataError(f"{setting}: all {len(files)} files are empty", f"name files with text in {setting}")
     return files
+
+
+def check_disjoint(train: Sequence[Path], held_out: Sequence[Path]) -> None:
+    """Raise DataError where a file or folder is in both splits, also under another name."""
+    # By device and inode: a link under another name leaks as much as the same path.
+    trained = {(path.stat().st_dev, path.stat().st_ino) for path in train}
+    shared = [path for path in held_out if (path.stat().st_dev, path.stat().st_ino) in trained]
+    if shared:
+        more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+        raise DataError(
+            f"{shared[0]}{more} is in data.train and in data.eval: the evaluation would be of what was trained on",
+            "take it out of one of the two, or make the patterns narrower",
+        )
 
 
 def natural_key(path: Path) -> tuple[list[str | int], str]:
@@ -51,7 +64,7 @@ def natural_key(path: Path) -> tuple[list[str | int], str]:
 
 def file_digest(path: Path) -> bytes:
     """SHA-256 of a file's content. Raises DataError where it cannot be read."""
-    with _reading(path), path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").digest()
 
 
@@ -64,14 +77,14 @@ def read_pieces(path: Path, size: int = PIECE_CHARS) -> Iterator[str]:
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     position, text, chunk = 0, "", b"x"
-    with _reading(path), path.open("rb") as file:
+    with reading(path), path.open("rb") as file:
         while chunk:
             chunk = file.read(size)
             pending = len(decoder.getstate()[0])
             try:
                 text += decoder.decode(chunk, final=not chunk)
             except UnicodeDecodeError as error:
-                raise _not_utf8(path, position - pending + error.start, error.object[error.start]) from None
+                raise not_utf8(path, position - pending + error.start, error.object[error.start]) from None
             position += len(chunk)
             if len(text) >= size:
                 cut = _cut(text)
@@ -97,14 +110,14 @@ def nearest(path: Path) -> str:
     return f"{folder} has {', '.join(names[:3])}{more}" if names else f"{folder} is empty"
 
 
-def _match(pattern: str, setting: str) -> list[Path]:
+def _match(pattern: str, setting: str, example: str) -> list[Path]:
     path = Path(expand_path(pattern)).expanduser()
-    with _reading(path):
+    with reading(path):
         # A name with a bracket in it may be a file all the same.
         if path.is_file():
             return [path]
         if path.is_dir():
-            files = f"{pattern.rstrip('/')}/*.txt"
+            files = f"{pattern.rstrip('/')}/{example}"
             raise DataError(f"{setting}: {pattern!r} is a folder, not a file", f"name its files: {files!r}")
         if path.exists():
             raise DataError(f"{setting}: {pattern!r} is not a regular file", "copy its text into a file and name that")
@@ -127,7 +140,8 @@ def _cut(text: str) -> int:
     return len(text)
 
 
-def _not_utf8(path: Path, offset: int, byte: int) -> DataError:
+def not_utf8(path: Path, offset: int, byte: int) -> DataError:
+    """The error for a byte that is no UTF-8, with what the file may be instead."""
     guess = "UTF-16" if offset == 0 and byte in (0xFE, 0xFF) else "WINDOWS-1252"
     return DataError(
         f"{path} is not UTF-8 text: byte 0x{byte:02x} at offset {offset}",
@@ -136,9 +150,10 @@ def _not_utf8(path: Path, offset: int, byte: int) -> DataError:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
+    """Turn what the system says about reading this file into a DataError that names it."""
     try:
         yield
     except OSError as error:
-        reason = error.strerror or os.strerror(error.errno or 0)
+        reason = error.strerror or (os.strerror(error.errno) if error.errno else str(error))
         raise DataError(f"cannot read {path}: {reason}", "check that the file is there and may be read") from error

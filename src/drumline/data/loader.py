@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import multiprocessing
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -10,7 +12,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
+from drumline.data.limits import Sharing
 from drumline.data.seeds import seed_streams
+from drumline.data.sharing import begin_sharing, explained, share, unshared
 from drumline.data.source import Collate, Source
 from drumline.errors import DrumlineError
 from drumline.parallel.strategy import MicroBatch, Task
@@ -36,12 +40,26 @@ class KeyedRows(Dataset[Any]):
         """Read the rows of one piece; torch's fetcher calls this with what the sampler gave."""
         seed_streams(*piece.key)
         try:
-            at_once = getattr(self._rows, "__getitems__", None)
-            if at_once is not None:
-                return list(at_once(piece.rows))
-            return [self._rows[row] for row in piece.rows]
+            return read_rows(self._rows, piece.rows)
         except DrumlineError as error:
             return error
+
+
+def read_rows(dataset: Any, rows: Sequence[int]) -> list[Any]:
+    """Read rows of a map-style data set, at once where it can; what it raises gets a note that names the row."""
+    row: Any = None
+    try:
+        at_once = getattr(dataset, "__getitems__", None)
+        if at_once is not None:
+            return list(at_once(rows))
+        found = []
+        for row in rows:
+            found.append(dataset[row])
+        return found
+    except Exception as error:
+        place = f"rows {', '.join(map(str, rows[:8]))}{', ...' * (len(rows) > 8)}" if row is None else f"row {row}"
+        error.add_note(f"raised while reading {place} of the data set")
+        raise
 
 
 class Counted:
@@ -50,9 +68,11 @@ class Counted:
     A drumline error is handed over as a value: torch would rebuild it from its text alone and lose its code.
     """
 
-    def __init__(self, collate: Collate, task: Task) -> None:
+    def __init__(self, collate: Collate, task: Task, *, shares: bool = False) -> None:
         self._collate = collate
         self._task = task
+        self._shares = shares
+        """Whether this runs in a loader process, whose batches are sent in shared memory."""
 
     def __call__(self, rows: list[Any] | DrumlineError) -> MicroBatch | DrumlineError:
         """Make one micro-batch of rows."""
@@ -61,7 +81,10 @@ class Counted:
         try:
             batch = self._collate(rows)
             self._task.check(batch)
-            return MicroBatch(batch, self._task.count(batch), len(rows))
+            units = self._task.count(batch)
+            if self._shares:
+                share(batch)
+            return MicroBatch(batch, units, len(rows))
         except DrumlineError as error:
             return error
 
@@ -69,12 +92,14 @@ class Counted:
 class StartWorker:
     """What a loader process does first: the user's own worker_init_fn, which must find the user's own data set."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, sharing: Sharing) -> None:
         self._rows = source.rows
         self._own = source.worker_init
+        self._sharing = sharing
 
     def __call__(self, worker: int) -> None:
         """Start loader process number `worker`."""
+        begin_sharing(self._sharing)
         info = get_worker_info()
         assert info is not None
         torch_worker._worker_info = torch_worker.WorkerInfo(
@@ -92,6 +117,18 @@ class LoaderOptions:
     prefetch_factor: int = 4
     pin_memory: bool = False
     persistent_workers: bool = True
+    sharing: Sharing = "file_descriptor"
+
+
+def start_method(source: Source) -> Any:
+    """How loader processes start: as the user's DataLoader says, else by fork where that is the custom (Linux).
+
+    Stated, because Python 3.14 no longer forks by default: scripts without `if __name__ == "__main__"` would train
+    again in each loader process, and data sets that do not pickle would stop working. A forked process cannot use CUDA,
+    which rows are not read with.
+    """
+    forks = sys.platform == "linux" and "fork" in multiprocessing.get_all_start_methods()
+    return source.start_method or ("fork" if forks else None)
 
 
 class Reader:
@@ -100,23 +137,40 @@ class Reader:
     def __init__(self, dataset: Dataset[Any], source: Source, options: LoaderOptions, **settings: Any) -> None:
         workers = options.num_workers
         self._pass: Any = None
+        self._options = options
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
             num_workers=workers,
             pin_memory=options.pin_memory,
             prefetch_factor=options.prefetch_factor if workers else None,
-            worker_init_fn=StartWorker(source),
+            persistent_workers=options.persistent_workers and workers > 0,
+            multiprocessing_context=start_method(source) if workers else None,
+            worker_init_fn=StartWorker(source, options.sharing),
             generator=torch.Generator(),  # else each pass would draw from the process's stream
             **settings,
         )
 
     def read(self) -> Iterator[MicroBatch]:
-        """Go through the micro-batches of one pass; raises the drumline error that a loader process came to."""
-        self._pass = iter(self._loader)
-        for item in self._pass:
+        """Go through the micro-batches of one pass; nothing of them lies in shared memory.
+
+        Raises the drumline error that a loader process came to, and DataError where one finds no shared memory or file
+        handles, or is killed; any other error of the data set's own as it is.
+        """
+        for item in self.items():
             if isinstance(item, DrumlineError):
                 raise item
-            yield item
+            yield unshared(item) if self._options.num_workers else item
+
+    def items(self) -> Iterator[Any]:
+        """Go through what loader processes send, as it is; raises as `read` does for what torch reports."""
+        try:
+            self._pass = iter(self._loader)
+            yield from self._pass
+        except (RuntimeError, OSError) as error:
+            reason = explained(error) if self._options.num_workers else None
+            if reason is None:
+                raise
+            raise reason from error
 
     def close(self) -> None:
         """End the loader's processes, also in the middle of a pass; closing twice is allowed."""
@@ -140,16 +194,16 @@ class RowLoader:
     """Reads pieces of a map-style data set."""
 
     def __init__(self, source: Source, task: Task, options: LoaderOptions) -> None:
+        self.source = source
         self._sampler = Pieces()
         self._rows = KeyedRows(source.rows)
-        self._counted = Counted(source.collate, task)
+        self._here = Counted(source.collate, task)
         self._reader = Reader(
             self._rows,
             source,
             options,
             batch_sampler=self._sampler,
-            collate_fn=self._counted,
-            persistent_workers=options.persistent_workers and options.num_workers > 0,
+            collate_fn=Counted(source.collate, task, shares=options.num_workers > 0),
         )
 
     def read(self, pieces: Iterable[Piece]) -> Iterator[MicroBatch]:
@@ -159,7 +213,7 @@ class RowLoader:
 
     def read_one(self, piece: Piece) -> MicroBatch:
         """Read a single piece in this process."""
-        item = self._counted(self._rows.__getitems__(piece))
+        item = self._here(self._rows.__getitems__(piece))
         if isinstance(item, DrumlineError):
             raise item
         return item

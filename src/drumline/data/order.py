@@ -15,7 +15,12 @@ def epoch_order(num_rows: int, seed: int, epoch: int, *, shuffle: bool) -> Rows:
     """The order of one epoch: a permutation of range(num_rows), or the range itself."""
     if not shuffle:
         return np.arange(num_rows, dtype=np.int64)
-    return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(num_rows).astype(np.int64)
+    return shuffled(np.arange(num_rows, dtype=np.int64), seed, epoch)
+
+
+def shuffled(rows: Rows, seed: int, epoch: int) -> Rows:
+    """These rows in an order drawn from seed and epoch."""
+    return rows[np.random.Generator(np.random.PCG64([seed, epoch])).permutation(len(rows))]
 
 
 def balanced(length: int, parts: int) -> list[range]:

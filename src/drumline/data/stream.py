@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, count, islice
 from typing import Any
 
+import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils import worker as torch_worker
 
 from drumline.data.loader import Counted, LoaderOptions, Reader
 from drumline.data.order import Cut, balanced
-from drumline.data.seeds import STREAM, seed_streams
+from drumline.data.seeds import EVALUATION, STREAM, seed_streams
 from drumline.data.source import Source
 from drumline.data.windows import Window
 from drumline.errors import ConfigError, DataError, DrumlineError
 from drumline.parallel.strategy import MicroBatch, Task, needs_count
+
+EVALUATED = -1
+"""In place of an epoch, for a pass that draws the same each time."""
 
 
 class StridedStream(IterableDataset[Any]):
@@ -47,18 +51,26 @@ class StridedStream(IterableDataset[Any]):
 class _MicroBatches(IterableDataset[Any]):
     """Yields counted micro-batches of one shard, cut in the loader's process."""
 
-    def __init__(self, rows: Any, counted: Counted, cut: Cut, seed: int) -> None:
+    def __init__(self, rows: Any, counted: Counted, cut: Cut, seed: int, num_workers: int) -> None:
         self._rows = rows
         self._counted = counted
         self._cut = cut
         self._seed = seed
-        self.epoch = 0
+        self._worker: int | None = None
+        self._num_workers = num_workers
+        self._epoch = torch.zeros((), dtype=torch.int64)
+        if num_workers:
+            self._epoch.share_memory_()  # loader processes that live on from epoch to epoch look here
+
+    def begin(self, epoch: int) -> None:
+        """Set the epoch of the next pass; EVALUATED for one of an evaluation."""
+        self._epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[MicroBatch | DrumlineError]:
-        info = get_worker_info()
-        workers, worker = (info.num_workers, info.id) if info is not None else (1, 0)
-        # A stream that shares itself out by loader process, as Hugging Face's do, would cut its part a second time.
-        torch_worker._worker_info = None
+        epoch = int(self._epoch)
+        if epoch != EVALUATED and hasattr(self._rows, "set_epoch"):
+            self._rows.set_epoch(epoch)
+        workers, worker = max(1, self._num_workers), self._number()
         num_shards = self._cut.num_shards * workers
         rows: Any = self._rows
         if num_shards > 1:
@@ -66,17 +78,31 @@ class _MicroBatches(IterableDataset[Any]):
         stream = iter(rows)
         sizes = micro_sizes(self._cut)
         number = worker  # loader processes take turns, so this one makes every `workers`-th micro-batch
+        shard = (self._seed, self._cut.shard)
+        key = (EVALUATION, *shard) if epoch == EVALUATED else (STREAM, *shard, epoch)
         while True:
             # Anew each time, so that going through the stream again after a resume draws the same.
-            seed_streams(STREAM, self._seed, self._cut.shard, self.epoch, number)
-            batch = read_rows(stream, sizes[number % len(sizes)])
+            seed_streams(*key, number)
+            batch = read_on(stream, sizes[number % len(sizes)])
             if batch == []:
                 return
             yield self._counted(batch)
             number += workers
 
+    def _number(self) -> int:
+        """Number of this loader process.
 
-def read_rows(stream: Iterator[Any], size: int) -> list[Any] | DrumlineError:
+        Taken at its first pass, and hidden from the stream: one that shares itself out by loader process, as Hugging
+        Face's do, would cut its part a second time.
+        """
+        info = get_worker_info()
+        if self._worker is None:
+            self._worker = info.id if info is not None else 0
+        torch_worker._worker_info = None
+        return self._worker
+
+
+def read_on(stream: Iterator[Any], size: int) -> list[Any] | DrumlineError:
     """Read at most `size` rows; a drumline error comes back as a value, see Counted."""
     try:
         return list(islice(stream, size))
@@ -91,11 +117,16 @@ def micro_sizes(cut: Cut) -> list[int]:
 
 
 class StreamFeed:
-    """Windows over a stream. A shard that has run dry takes part with weight 0 until all have."""
+    """Windows over a stream. A shard that has run dry takes part with weight 0 until all have.
+
+    A window has at most the rows of the shard's share, and exactly those while none of the shard's loader processes has
+    run dry; at the end of an epoch windows may be smaller, where parts of a stream differ in length.
+    """
 
     def __init__(self, source: Source, task: Task, options: LoaderOptions, cut: Cut, seed: int = 0) -> None:
         self._needs_count = needs_count(task)
-        shards = cut.num_shards * max(1, options.num_workers)
+        workers = options.num_workers
+        shards = cut.num_shards * max(1, workers)
         if shards > 1 and not source.can_be_cut:
             raise ConfigError(
                 f"the stream {type(source.rows).__name__} cannot be cut into {shards} parts, so rows would repeat",
@@ -108,8 +139,8 @@ class StreamFeed:
                 f"set train.global_batch to at least {cut.num_shards}, or use fewer processes",
             )
         self._cut = cut
-        self._rows = source.rows
-        self._batches = _MicroBatches(source.rows, Counted(source.collate, task), cut, seed)
+        counted = Counted(source.collate, task, shares=workers > 0)
+        self._batches = _MicroBatches(source.rows, counted, cut, seed, workers)
         self._reader = Reader(self._batches, source, options, batch_size=None)
         self.waited_s = 0.0
 
@@ -118,14 +149,12 @@ class StreamFeed:
 
         Windows before `start` are read and dropped, since a stream has no other way to get there.
         """
-        if hasattr(self._rows, "set_epoch"):
-            self._rows.set_epoch(epoch)
-        self._batches.epoch = epoch
+        self._batches.begin(epoch)
         began = time.perf_counter()
         stand_in, read = self._stand_in(self._reader.read(), epoch)
-        size = len(micro_sizes(self._cut))
+        windows = in_shares(read, sum(micro_sizes(self._cut)))
         for index in count():
-            micro_batches = list(islice(read, size))
+            micro_batches = next(windows, [])
             self.waited_s += time.perf_counter() - began
             rows = sum(m.samples for m in micro_batches)
             if self._needs_count:
@@ -151,8 +180,30 @@ class StreamFeed:
 
     def evaluation(self) -> Iterator[MicroBatch]:
         """Micro-batches of an evaluation, each of the shard's rows once."""
+        self._batches.begin(EVALUATED)
         return self._reader.read()
 
     def close(self) -> None:
         """End loader processes."""
         self._reader.close()
+
+
+def in_shares(micro_batches: Iterable[MicroBatch], share: int) -> Iterator[list[MicroBatch]]:
+    """Cut a stream of micro-batches into windows of at most `share` rows, in order.
+
+    By rows and not by number: once a loader process has run dry, the others' micro-batches no longer come in the order
+    that their sizes were cut for.
+    """
+    window: list[MicroBatch] = []
+    rows = 0
+    for micro_batch in micro_batches:
+        if window and rows + micro_batch.samples > share:
+            yield window
+            window, rows = [], 0
+        window.append(micro_batch)
+        rows += micro_batch.samples
+        if rows == share:  # at once: the next one may be long in coming
+            yield window
+            window, rows = [], 0
+    if window:
+        yield window

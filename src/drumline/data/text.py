@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 from drumline.config.data import TextData
 from drumline.data.cache import build_cache, cache_path, open_cache
-from drumline.data.files import expand_files
+from drumline.data.files import check_disjoint, expand_files
+from drumline.data.mixture import Mixture, mixed, sources_of
 from drumline.data.packing import PackedRows
 from drumline.data.tokenizers import Tokenizer, load_tokenizer
-from drumline.errors import DataError
 
 Build = Callable[[Callable[[], None]], None]
 
@@ -20,7 +19,7 @@ Build = Callable[[Callable[[], None]], None]
 class TextSplits:
     """Rows to train on, held-out rows (None without evaluation files), and the tokenizer of both."""
 
-    train: PackedRows
+    train: PackedRows | Mixture
     eval: PackedRows | None
     tokenizer: Tokenizer
 
@@ -32,10 +31,12 @@ def load_text(config: TextData, build: Build | None = None) -> TextSplits:
     while the others wait. None: it is run. Raises DataError for files that cannot be used, or that are in both splits.
     """
     tokenizer = load_tokenizer(config.tokenizer)
-    splits = [expand_files(config.train, "data.train")]
+    sources = sources_of(config.train, "data.train")
+    splits = [expand_files(source.paths, source.setting) for source in sources]
     if config.eval:
-        splits.append(expand_files(config.eval, "data.eval"))
-        _check_disjoint(*splits)
+        held_out = expand_files(config.eval, "data.eval")
+        check_disjoint([file for files in splits for file in files], held_out)
+        splits.append(held_out)
     paths = [cache_path(files, tokenizer, config.cache_dir) for files in splits]
 
     def write() -> None:
@@ -47,16 +48,5 @@ def load_text(config: TextData, build: Build | None = None) -> TextSplits:
     else:
         build(write)
     rows = [PackedRows(open_cache(path), config.context) for path in paths]
-    return TextSplits(rows[0], rows[1] if config.eval else None, tokenizer)
-
-
-def _check_disjoint(train: Sequence[Path], held_out: Sequence[Path]) -> None:
-    # By device and inode: a link under another name leaks as much as the same path.
-    trained = {(path.stat().st_dev, path.stat().st_ino) for path in train}
-    shared = [path for path in held_out if (path.stat().st_dev, path.stat().st_ino) in trained]
-    if shared:
-        more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
-        raise DataError(
-            f"{shared[0]}{more} is in data.train and in data.eval: the evaluation would be of text that was trained on",
-            "take it out of one of the two, or make the patterns narrower",
-        )
+    train = mixed([(part, source.weight) for part, source in zip(rows, sources, strict=False)])
+    return TextSplits(train, rows[-1] if config.eval else None, tokenizer)

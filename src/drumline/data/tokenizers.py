@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import json
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,8 @@ from drumline.data.files import nearest
 from drumline.errors import DataError, MissingExtra
 
 Ids = NDArray[np.int64]
+Words = list[int | None]
+"""For each id the number of the word that it belongs to; None for special ids and spaces."""
 
 END_OF_TEXT = "<|endoftext|>"
 BYTE_END_OF_DOCUMENT = 256
@@ -23,6 +27,14 @@ BYTE_END_OF_DOCUMENT = 256
 # Names under which byte-level vocabulary and merges are saved: by Hugging Face, and by OpenAI for GPT-2.
 _PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 _PROBE = "The 2 naïve cafés cost 10 €,\n\tsaid Ωμέγα 日本 🙂.  It's so!"
+
+
+class ModelRow(NamedTuple):
+    """The ids of one text, or of two, as a model reads a whole row: with the special ids of its template, and cut."""
+
+    ids: Ids
+    type_ids: Ids
+    """int64 [tokens]: 0 for the first text and its special ids, 1 for the second."""
 
 
 class Tokenizer(Protocol):
@@ -34,7 +46,11 @@ class Tokenizer(Protocol):
 
     @property
     def end_of_document(self) -> int:
-        """The id written after each document."""
+        """The id written after each document. Raises DataError where there is none."""
+
+    @property
+    def pad_id(self) -> int:
+        """The id that fills rows up; what it stands for must not matter, as an attention mask covers it."""
 
     @property
     def fingerprint(self) -> str:
@@ -46,6 +62,12 @@ class Tokenizer(Protocol):
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Give the ids of each text, as `encode` does."""
 
+    def encode_row(self, text: str, pair: str | None, longest: int) -> ModelRow:
+        """Give a model's row of at most `longest` ids; of two texts the longer one is cut first."""
+
+    def encode_words(self, words: Sequence[str], longest: int) -> tuple[Ids, Words]:
+        """Give a model's row of words, and which word each id belongs to."""
+
     def decode(self, ids: Sequence[int] | Ids) -> str:
         """Give the text of some ids; special ids and those that stand for nothing are left out."""
 
@@ -55,6 +77,7 @@ class ByteTokenizer:
 
     vocab_size = 257
     end_of_document = BYTE_END_OF_DOCUMENT
+    pad_id = BYTE_END_OF_DOCUMENT
     fingerprint = hashlib.sha256(b"drumline: UTF-8 bytes, end of document 256").hexdigest()
 
     def encode(self, text: str) -> Ids:
@@ -64,6 +87,26 @@ class ByteTokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[Ids]:
         """Give the bytes of each text."""
         return [self.encode(text) for text in texts]
+
+    def encode_row(self, text: str, pair: str | None, longest: int) -> ModelRow:
+        """Give the bytes of the text, cut to `longest`; a second text follows after 256."""
+        first = self.encode(text)
+        if pair is None:
+            return ModelRow(first[:longest], np.zeros(min(len(first), longest), dtype=np.int64))
+        second = self.encode(pair)
+        keep, keep_pair = _share(len(first), len(second), longest - 1)
+        ids = np.concatenate([first[:keep], [BYTE_END_OF_DOCUMENT], second[:keep_pair]])
+        return ModelRow(ids, (np.arange(len(ids)) > keep).astype(np.int64))
+
+    def encode_words(self, words: Sequence[str], longest: int) -> tuple[Ids, Words]:
+        """Give the bytes of the words with a space between two."""
+        ids: list[int] = []
+        numbers: Words = []
+        for number, word in enumerate(words):
+            own = word.encode()
+            ids += [ord(" "), *own] if number else own
+            numbers += [None, *[number] * len(own)] if number else [number] * len(own)
+        return np.array(ids[:longest], dtype=np.int64), numbers[:longest]
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
         """Give the text of some ids; bytes that are not UTF-8 become U+FFFD, ids above 255 are left out."""
@@ -75,7 +118,7 @@ class HuggingFaceTokenizer:
 
     Special tokens that stand in the text are taken as such. Truncation and padding that a tokenizer.json asks for are
     switched off: a document is never cut. Raises MissingExtra without the package `tokenizers`, DataError where the
-    folder holds no tokenizer, one that does not give text back, or one without an end-of-document token.
+    folder holds no tokenizer, or one that does not give text back.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,9 +128,23 @@ class HuggingFaceTokenizer:
         vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         _check(self._tokenizer, folder, byte_level=len(files) == 2)
         self.vocab_size = max(vocabulary.values()) + 1
-        self.end_of_document = vocabulary[_end_of_document(folder, vocabulary)]
+        end = END_OF_TEXT if END_OF_TEXT in vocabulary else _named_token(folder, "eos_token")
+        self._end_name, self._end = end, vocabulary.get(str(end))
+        self.pad_id = _pad_id(folder, vocabulary, self._end)
         parts = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
-        self.fingerprint = hashlib.sha256(" ".join([*parts, str(self.end_of_document)]).encode()).hexdigest()
+        self.fingerprint = hashlib.sha256(" ".join([*parts, str(self._end)]).encode()).hexdigest()
+
+    @property
+    def end_of_document(self) -> int:
+        """<|endoftext|> where the vocabulary has it, else the eos_token of tokenizer_config.json, else DataError."""
+        if self._end is None:
+            settings = self.folder / "tokenizer_config.json"
+            raise DataError(
+                f"the tokenizer in {self.folder} has no end-of-document token: no {END_OF_TEXT}, and eos_token is "
+                f"{self._end_name!r}",
+                f'name one of its tokens in {settings}: {{"eos_token": "..."}}',
+            )
+        return self._end
 
     def encode(self, text: str) -> Ids:
         """Give the ids of one text, int64 [tokens], without the special tokens of a model's template."""
@@ -97,6 +154,32 @@ class HuggingFaceTokenizer:
         """Give the ids of each text, on all cores."""
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+
+    def encode_row(self, text: str, pair: str | None, longest: int) -> ModelRow:
+        """Give the ids in the tokenizer's own template, such as [CLS] text [SEP] pair [SEP]."""
+        first = self._tokenizer.encode(text, add_special_tokens=False)
+        second = None if pair is None else self._tokenizer.encode(pair, add_special_tokens=False)
+        row = self._finished(first, second, longest)
+        return ModelRow(np.array(row.ids, dtype=np.int64), np.array(row.type_ids, dtype=np.int64))
+
+    def encode_words(self, words: Sequence[str], longest: int) -> tuple[Ids, Words]:
+        """Give the ids of the words with a space between two; an id is of the word that its last character is in."""
+        # Not the package's own word numbers: byte-level vocabularies would then be used without their leading spaces.
+        row = self._finished(self._tokenizer.encode(" ".join(words), add_special_tokens=False), None, longest)
+        starts = list(accumulate((len(word) + 1 for word in words), initial=0))
+        numbers: Words = [None] * len(row.ids)
+        for place, ((start, end), special) in enumerate(zip(row.offsets, row.special_tokens_mask, strict=True)):
+            if end > start and not special:
+                numbers[place] = bisect.bisect_right(starts, end - 1) - 1
+        return np.array(row.ids, dtype=np.int64), numbers
+
+    def _finished(self, first: Any, second: Any, longest: int) -> Any:
+        room = max(0, longest - self._tokenizer.num_special_tokens_to_add(second is not None))
+        keep, keep_second = _share(len(first), 0 if second is None else len(second), room)
+        first.truncate(keep)
+        if second is not None:
+            second.truncate(keep_second)
+        return self._tokenizer.post_process(first, second, add_special_tokens=True)
 
     def decode(self, ids: Sequence[int] | Ids) -> str:
         """Give the text of some ids; special ids and those that stand for nothing are left out."""
@@ -178,19 +261,23 @@ def _bare(text: str) -> str:
     return "".join(text.split()).casefold()
 
 
-def _end_of_document(folder: Path, vocabulary: dict[str, int]) -> str:
-    """<|endoftext|> where the vocabulary has it, else the eos_token of tokenizer_config.json."""
-    if END_OF_TEXT in vocabulary:
-        return END_OF_TEXT
-    settings = folder / "tokenizer_config.json"
+def _named_token(folder: Path, role: str) -> str | None:
+    """The token that tokenizer_config.json gives this role, such as eos_token; None where it names none."""
     try:
-        token = json.loads(settings.read_text(encoding="utf-8"))["eos_token"]
+        token = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))[role]
         name = token["content"] if isinstance(token, dict) else token
     except (OSError, ValueError, KeyError, TypeError):
-        name = None
-    if name not in vocabulary:
-        raise DataError(
-            f"the tokenizer in {folder} has no end-of-document token: no {END_OF_TEXT}, and eos_token is {name!r}",
-            f'name one of its tokens in {settings}: {{"eos_token": "..."}}',
-        )
-    return str(name)
+        return None
+    return None if name is None else str(name)
+
+
+def _pad_id(folder: Path, vocabulary: dict[str, int], end: int | None) -> int:
+    """The padding token of tokenizer_config.json, else one of the two usual names, else the end token, else 0."""
+    names = (_named_token(folder, "pad_token"), "[PAD]", "<pad>")
+    return next((vocabulary[name] for name in names if name in vocabulary), end or 0)
+
+
+def _share(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many ids of two texts to keep, so that both fit: the shorter one whole while that leaves it the shorter."""
+    keep_second = min(second, max(room // 2, room - first))
+    return min(first, room - keep_second), keep_second

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from drumline.data.loader import Piece, RowLoader
-from drumline.data.order import Cut, MicroRows, Rows, epoch_order, epoch_windows, evaluation_batches
+from drumline.data.order import Cut, MicroRows, Rows, epoch_windows, evaluation_batches
 from drumline.data.seeds import EVALUATION, ROWS
 from drumline.parallel.strategy import MicroBatch
 
@@ -26,6 +26,14 @@ class Window:
     rows: int
     """Rows of this shard that it stands for; 0 where the shard only takes part."""
 
+    arrival: Callable[[], None] | None = None
+    """Waits for batches that are still on their way to the device; see data/prefetch.py."""
+
+    def ready(self) -> None:
+        """Make the device wait for the batches, where they are on their way. Called before the window is run."""
+        if self.arrival is not None:
+            self.arrival()
+
     @property
     def units(self) -> int:
         """Units that this shard's part of the loss sums over."""
@@ -40,8 +48,10 @@ class Window:
 class Feed(Protocol):
     """Where the loop gets its windows."""
 
-    waited_s: float
-    """Seconds that the loop has waited for the loader, in total."""
+    @property
+    def waited_s(self) -> float:
+        """Seconds that the loop has waited for the loader, in total."""
+        ...
 
     def epoch(self, epoch: int, start: int) -> Iterator[Window]:
         """Windows of one epoch from window `start` on."""
@@ -59,11 +69,9 @@ class Feed(Protocol):
 class RowFeed:
     """Windows over a map-style data set: window k is `order[k*B:(k+1)*B]`, whatever the world."""
 
-    def __init__(
-        self, loader: RowLoader, num_rows: int, cut: Cut, seed: int, *, shuffle: bool, needs_count: bool
-    ) -> None:
+    def __init__(self, loader: RowLoader, cut: Cut, seed: int, *, shuffle: bool, needs_count: bool) -> None:
         self._loader = loader
-        self._num_rows = num_rows
+        self._source = loader.source
         self._cut = cut
         self._seed = seed
         self._shuffle = shuffle
@@ -72,7 +80,7 @@ class RowFeed:
 
     def epoch(self, epoch: int, start: int) -> Iterator[Window]:
         """Windows of one epoch; rows before `start` are never read."""
-        order = epoch_order(self._num_rows, self._seed, epoch, shuffle=self._shuffle)
+        order = self._source.epoch_order(self._seed, epoch, shuffle=self._shuffle)
         read = self._loader.read(
             self._piece(epoch, index, number, micro_rows)
             for index, window in enumerate(epoch_windows(order, self._cut, start), start)
@@ -109,7 +117,8 @@ class RowFeed:
     def evaluation(self) -> Iterator[MicroBatch]:
         """Batches of an evaluation, each of the shard's rows once."""
         key = (EVALUATION, self._seed, self._cut.shard)
-        batches = evaluation_batches(self._num_rows, self._cut)
+        assert self._source.num_rows is not None
+        batches = evaluation_batches(self._source.num_rows, self._cut)
         return self._loader.read(Piece((*key, number), rows) for number, rows in enumerate(batches))
 
     def close(self) -> None:

@@ -195,7 +195,7 @@ def _shared_memory(facts: Facts) -> Check | None:
         return None
     size, free = (f"{shared[key] / GIB:.2f} GiB" for key in ("size_bytes", "free_bytes"))
     if shared["size_bytes"] < MIN_SHARED_MEMORY_BYTES:
-        fix = "start the container with --shm-size=8g (or --ipc=host), or use data.loader.num_workers=0"
+        fix = "start the container with --shm-size=8g (or --ipc=host), or set loader.num_workers=0"
         return Check("shared memory", "warn", f"/dev/shm has {size}; loader workers may run out of it", fix)
     if shared["free_bytes"] < MIN_SHARED_MEMORY_BYTES:
         fix = "remove what ended processes left in /dev/shm, or start the container with a larger --shm-size"
@@ -204,12 +204,15 @@ def _shared_memory(facts: Facts) -> Check | None:
 
 
 def _open_files(facts: Facts) -> Check:
+    """The hard limit counts: a run raises the soft one by itself where its loader processes need more."""
     soft, hard = facts["limits"]["open_files"]["soft"], facts["limits"]["open_files"]["hard"]
     if soft is None or soft >= MIN_OPEN_FILES:
         return Check("open files", "ok", f"up to {'any number' if soft is None else soft}")
-    allowed = 65536 if hard is None else min(hard, 65536)
-    fix = f"ulimit -n {allowed}" if allowed > soft else "raise nofile in /etc/security/limits.conf"
-    return Check("open files", "warn", f"at most {soft}; loader workers may run out of them", fix)
+    if hard is None or hard >= MIN_OPEN_FILES:
+        most = "without limit" if hard is None else f"up to {hard}"
+        return Check("open files", "ok", f"{soft}, which runs raise where they need more, {most}")
+    fix = "raise nofile in /etc/security/limits.conf, or docker run --ulimit nofile=65536"
+    return Check("open files", "warn", f"at most {hard}; loader workers may run out of them", fix)
 
 
 def _disk(facts: Facts) -> Check | None:

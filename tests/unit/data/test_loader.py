@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,10 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset, get_worker_info
 
-from drumline.data.loader import Counted, LoaderOptions, Piece, RowLoader
+from drumline.data.loader import Counted, LoaderOptions, Piece, RowLoader, start_method
 from drumline.data.seeds import ROWS
+from drumline.data.sharing import tensors
 from drumline.data.source import as_source
 from drumline.errors import DataError, DrumlineError, ValueRangeError
+from drumline.hardware.host import num_open_files
 from drumline.parallel.strategy import Batch, Loss, MicroBatch
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on one core
@@ -161,7 +165,11 @@ def test_a_drumline_error_of_the_data_set_keeps_its_code(num_workers: int, data:
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_any_other_error_of_the_data_set_keeps_its_type(num_workers: int) -> None:
-    with loader_of({0: 1}, num_workers=num_workers) as loader, pytest.raises(KeyError):
+    class Named(Noisy):
+        def __getitem__(self, row: int) -> dict[str, Any]:
+            return {"row": {"first": 1}[str(row)]}
+
+    with loader_of(Named(4), num_workers=num_workers) as loader, pytest.raises(KeyError):
         list(loader.read(pieces([3])))
 
 
@@ -226,3 +234,128 @@ def test_the_users_worker_init_finds_the_users_data_set() -> None:
 def test_no_pieces_no_batches() -> None:
     with loader_of(Noisy(0), num_workers=2) as loader:
         assert list(loader.read([])) == []
+
+
+class Counting(Noisy):
+    """Notes, for all processes, how many rows were read."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.num_read = torch.zeros(size, dtype=torch.int64).share_memory_()
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        self.num_read[row] += 1
+        return super().__getitem__(row)
+
+
+@pytest.mark.parametrize(("num_workers", "prefetch_factor"), [(1, 1), (1, 3), (2, 2)])
+def test_so_many_batches_are_kept_ready(num_workers: int, prefetch_factor: int) -> None:
+    data = Counting(20)
+    with loader_of(data, num_workers=num_workers, prefetch_factor=prefetch_factor) as loader:
+        read = loader.read(pieces(*([row] for row in range(20))))
+        next(read)
+        wanted = num_workers * prefetch_factor + 1  # the one that is handed over makes room for another
+        limit = time.monotonic() + 20
+        while data.num_read.sum() < wanted and time.monotonic() < limit:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert int(data.num_read.sum()) == wanted
+
+
+@pytest.mark.parametrize("sharing", ["file_descriptor", "file_system"])
+def test_batches_that_are_kept_hold_neither_file_handles_nor_shared_memory(sharing: str) -> None:
+    with loader_of(Noisy(64), num_workers=2, prefetch_factor=2, sharing=sharing) as loader:
+        read = loader.read(pieces(*([row] for row in range(64))))
+        kept = [next(read)]
+        before = num_open_files()
+        kept += read
+        assert num_open_files() <= before + 2 * 2 * 3  # what is on its way
+        assert rows_of(kept) == [[row] for row in range(64)]
+        assert not any(tensor.is_shared() for each in kept for tensor in tensors(each.batch))
+
+
+def test_a_data_set_of_the_users_own_error_names_the_row_and_keeps_the_traceback() -> None:
+    class Torn(Noisy):
+        def __getitem__(self, row: int) -> dict[str, Any]:
+            if row == 5:
+                raise ValueError("torn")
+            return super().__getitem__(row)
+
+    with loader_of(Torn(8), num_workers=1) as loader, pytest.raises(ValueError) as caught:
+        list(loader.read(pieces([1, 2], [4, 5])))
+    assert "raised while reading row 5 of the data set" in str(caught.value)
+    assert 'raise ValueError("torn")' in str(caught.value)
+    with loader_of(Torn(8)) as loader, pytest.raises(ValueError, match="torn") as caught:
+        list(loader.read(pieces([1, 2], [4, 5])))
+    assert caught.value.__notes__ == ["raised while reading row 5 of the data set"]
+
+
+def test_a_data_set_that_reads_many_rows_at_once_names_them_all() -> None:
+    class Torn(Noisy):
+        def __getitems__(self, rows: list[int]) -> list[Any]:
+            raise ValueError("torn")
+
+    with loader_of(Torn(20)) as loader, pytest.raises(ValueError) as caught:
+        list(loader.read(pieces(list(range(10)))))
+    assert caught.value.__notes__ == ["raised while reading rows 0, 1, 2, 3, 4, 5, 6, 7, ... of the data set"]
+
+
+def test_a_batch_that_cannot_be_sent_is_an_error_and_no_silence() -> None:
+    """Python's queue drops what does not pickle, and torch's loader waits for it for ever."""
+    loader = RowLoader(as_source(Noisy(4), lambda rows: lambda: rows), CountEvery(), LoaderOptions(num_workers=1))
+    try:
+        with pytest.raises(AttributeError, match="while sending a batch"):
+            next(loader.read(pieces([0], [1])))
+    finally:
+        loader.close()
+
+
+class CountEvery(CountAll):
+    """Counts batches that nobody can look into."""
+
+    def count(self, batch: Batch) -> int:
+        return 1
+
+    def check(self, batch: Batch) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(signal.SIGKILL, "memory runs out"), (signal.SIGSEGV, "a crash in native code")]
+)
+def test_a_loader_process_that_is_killed_says_why(number: signal.Signals, words: str) -> None:
+    class Deadly(Noisy):
+        def __getitem__(self, row: int) -> dict[str, Any]:
+            if row == 2:
+                signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+            return super().__getitem__(row)
+
+    with loader_of(Deadly(6), num_workers=1) as loader, pytest.raises(DataError, match=words) as caught:
+        list(loader.read(pieces(*([row] for row in range(6)))))
+    assert "loader.num_workers" in caught.value.fix
+    assert caught.value.__cause__ is not None
+
+
+def test_what_a_row_draws_does_not_depend_on_loader_processes() -> None:
+    given = [pieces([0, 1], [2], [3, 4, 5], epoch=epoch) for epoch in (0, 1)]
+    found = []
+    for num_workers in (0, 1, 3):
+        with loader_of(Noisy(6), num_workers=num_workers) as loader:
+            found.append(torch.cat([noise_of(list(loader.read(each))) for each in given]))
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    for stream in found[0].T:
+        assert len(stream.unique()) == 12
+
+
+def test_page_locking_is_asked_of_torch() -> None:
+    for pin_memory in (True, False):
+        with loader_of(Noisy(2), pin_memory=pin_memory) as loader:
+            assert loader._reader._loader.pin_memory == pin_memory
+
+
+def test_loader_processes_are_forked_whatever_pythons_default() -> None:
+    """Python 3.14's is not: unguarded scripts and data sets that do not pickle would stop working."""
+    assert start_method(as_source(Noisy(2))) == "fork"
+    with loader_of(Noisy(2), num_workers=1) as loader:
+        assert type(loader._reader._loader.multiprocessing_context).__name__ == "ForkContext"

@@ -54,8 +54,11 @@ class SharedOut(Plain):
 
 
 @contextmanager
-def feed_of(rows: Any, cut: Cut, num_workers: int = 0, task: Task | None = None) -> Iterator[StreamFeed]:
-    feed = StreamFeed(as_source(rows), task or CountUnits(), LoaderOptions(num_workers=num_workers), cut, 5)
+def feed_of(
+    rows: Any, cut: Cut, num_workers: int = 0, task: Task | None = None, *, persistent: bool = True
+) -> Iterator[StreamFeed]:
+    options = LoaderOptions(num_workers=num_workers, persistent_workers=persistent)
+    feed = StreamFeed(as_source(rows), task or CountUnits(), options, cut, 5)
     try:
         yield feed
     finally:
@@ -228,3 +231,64 @@ def test_strided_shards_of_shards_are_the_whole() -> None:
 def test_an_update_smaller_than_the_number_of_processes_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be shared by 3 processes"):
         StreamFeed(as_source(Numbers(range(9))), CountUnits(), LoaderOptions(), Cut(2, 2, 0, 3))
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_loader_processes_live_on_from_epoch_to_epoch_if_asked(persistent: bool) -> None:
+    """Epoch, rows and draws are those of fresh processes."""
+    mine = psutil.Process()
+    before = set(mine.children())
+    found, alive = [], []
+    with feed_of(Numbers(range(14)), Cut(4, 2, 0, 1), 3, persistent=persistent) as feed:
+        for epoch in (0, 1, 2):
+            windows = until_dry(feed.epoch(epoch, 0))
+            assert sorted(trained(windows)) == list(range(14))
+            assert {e for w in windows for m in w.micro_batches for e in m.batch["epoch"].tolist()} == {epoch}
+            found.append(noise_of(windows))
+            alive.append({child.pid for child in set(mine.children()) - before})
+    assert [len(pids) for pids in alive] == ([3, 3, 3] if persistent else [0, 0, 0])
+    assert alive[0] == alive[1] == alive[2]
+    for stream in torch.cat(found).T:
+        assert len(stream.unique()) == 3 * 14
+    with feed_of(Numbers(range(14)), Cut(4, 2, 0, 1), 3, persistent=not persistent) as feed:
+        again = [noise_of(until_dry(feed.epoch(epoch, 0))) for epoch in (0, 1, 2)]
+    assert all(torch.equal(first, second) for first, second in zip(found, again, strict=True))
+
+
+def test_an_epoch_that_is_left_does_not_reach_into_the_next() -> None:
+    with feed_of(Numbers(range(40)), Cut(4, 2, 0, 1), 2) as feed:
+        left = feed.epoch(0, 0)
+        next(left)
+        windows = until_dry(feed.epoch(1, 0))
+    assert sorted(trained(windows)) == list(range(40))
+    assert {e for w in windows for m in w.micro_batches for e in m.batch["epoch"].tolist()} == {1}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_evaluations_draw_the_same_each_time_and_not_what_training_draws(num_workers: int) -> None:
+    with feed_of(Numbers(range(9)), Cut(4, 2, 0, 1), num_workers) as feed:
+        first, second = (torch.cat([m.batch["noise"] for m in feed.evaluation()]) for _ in range(2))
+        training = noise_of(until_dry(feed.epoch(0, 0)))
+    assert torch.equal(first, second)
+    assert not set(first.flatten().tolist()) & set(training.flatten().tolist())
+
+
+class Uneven(Numbers):
+    """A stream whose first part is much the longest."""
+
+    def shard(self, num_shards: int, index: int) -> Uneven:
+        rest = len(self._rows) // (2 * num_shards)
+        first = len(self._rows) - rest * (num_shards - 1)
+        start = 0 if index == 0 else first + rest * (index - 1)
+        return Uneven(self._rows[start : first if index == 0 else start + rest])
+
+
+@pytest.mark.parametrize("num_workers", [2, 3])
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 5])
+def test_windows_never_have_more_rows_than_their_share(num_workers: int, micro_batch: int) -> None:
+    """Also after some loader processes have run dry, when the others' micro-batches come in another order."""
+    with feed_of(Uneven(range(37)), Cut(5, micro_batch, 0, 1), num_workers) as feed:
+        windows = until_dry(feed.epoch(0, 0))
+    assert sorted(trained(windows)) == list(range(37))
+    assert max(w.rows for w in windows) == 5
+    assert [w.rows for w in windows[:3]] == [5, 5, 5]

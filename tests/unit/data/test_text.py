@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from drumline.config.data import TextData
+from drumline.config.data import TextData, WeightedPaths
+from drumline.data.mixture import Mixture
 from drumline.data.packing import PackedRows
 from drumline.data.text import load_text
 from drumline.data.tokenizers import ByteTokenizer
@@ -29,7 +30,7 @@ def data(folder: Path, train: str, *held_out: str) -> TextData:
     )
 
 
-def column(rows: PackedRows, name: str) -> list[list[int]]:
+def column(rows: PackedRows | Mixture, name: str) -> list[list[int]]:
     return [rows[i][name].tolist() for i in range(len(rows))]
 
 
@@ -45,6 +46,7 @@ def test_rows_of_both_splits(folder: Path) -> None:
 def test_without_evaluation_files(folder: Path) -> None:
     splits = load_text(data(folder, "*.txt"))
     assert splits.eval is None
+    assert isinstance(splits.train, PackedRows)
     stream = splits.train.tokens
     assert bytes(i if i < 256 else 10 for i in stream[0 : len(stream)].tolist()) == b"one\ntwo\nten\n"
 
@@ -84,3 +86,23 @@ def test_file_in_both_splits_under_another_name_is_refused(folder: Path, link: C
 def test_errors_name_the_setting(folder: Path) -> None:
     with pytest.raises(DataError, match=r"data\.eval: there is no file"):
         load_text(data(folder, "*.txt", "chapter_11.txt"))
+
+
+def test_sources_with_weights_are_packed_each_for_itself(folder: Path) -> None:
+    weighted = WeightedPaths(paths=[str(folder / "chapter_10.txt")], weight=2)
+    plain = [str(folder / f"chapter_{number}.txt") for number in (2, 1)]
+    config = TextData(train=[plain[0], weighted, plain[1]], context=4, cache_dir=folder / "cache")
+    train = load_text(config).train
+    assert isinstance(train, Mixture)
+    assert column(train, "input_ids") == [[*b"one", 256], [*b"two", 0], [*b"ten", 0]]
+    assert train.rows_per_epoch == 4
+    assert train.epoch_order(0, 0, shuffle=False).tolist() == [0, 1, 2, 2]
+
+
+def test_errors_of_a_weighted_source_name_it(folder: Path) -> None:
+    missing, present = (WeightedPaths(paths=[str(folder / name)]) for name in ("chapter_3.txt", "chapter_10.txt"))
+    with pytest.raises(DataError, match=r"data\.train\.1\.paths: there is no file .*chapter_3") as caught:
+        load_text(TextData(train=["recipes:*.yaml", missing]))
+    assert "chapter_2.txt" in caught.value.fix
+    with pytest.raises(DataError, match=r"chapter_10\.txt is in data\.train and in data\.eval"):
+        load_text(TextData(train=[present], eval=present.paths))

@@ -135,8 +135,9 @@ def test_no_end_of_document_token(tmp_path: Path, settings: str | None) -> None:
     train(["</s>"]).save(str(tmp_path / "tokenizer.json"))
     if settings is not None:
         (tmp_path / "tokenizer_config.json").write_text(settings)
+    tokenizer = load_tokenizer(str(tmp_path))  # enough for rows that are no stream of documents
     with pytest.raises(DataError, match=r"no end-of-document token.*\n  fix: .*tokenizer_config\.json"):
-        load_tokenizer(str(tmp_path))
+        _ = tokenizer.end_of_document
 
 
 def test_fingerprint_follows_content(folder: Path, pair_folder: Path, tmp_path: Path) -> None:
@@ -215,3 +216,72 @@ def test_package_not_installed(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(MissingExtra, match=r"pip install 'drumline\[hf\]'"):
         load_tokenizer(str(folder))
+
+
+@pytest.fixture
+def template_folder(tmp_path: Path) -> Path:
+    """A word-piece tokenizer whose template is [CLS] text [SEP] pair [SEP], as BERT's, without an end token."""
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel(
+            {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[UNK]": 3, "white": 4, "whale": 5, "sea": 6, "##s": 7}, "[UNK]"
+        )
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["[PAD]", "[CLS]", "[SEP]"])
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"pad_token": "[PAD]"}')
+    return tmp_path
+
+
+def test_a_models_row_has_the_special_ids_of_its_template_and_is_cut(template_folder: Path) -> None:
+    tokenizer = load_tokenizer(str(template_folder))
+    assert tokenizer.encode("white whale").tolist() == [4, 5]
+    row = tokenizer.encode_row("white whale", None, 8)
+    assert (row.ids.tolist(), row.type_ids.tolist()) == ([1, 4, 5, 2], [0, 0, 0, 0])
+    assert tokenizer.encode_row("white whale white whale", None, 4).ids.tolist() == [1, 4, 5, 2]
+    pair = tokenizer.encode_row("white whale", "sea", 8)
+    assert (pair.ids.tolist(), pair.type_ids.tolist()) == ([1, 4, 5, 2, 6, 2], [0, 0, 0, 0, 1, 1])
+    assert tokenizer.encode_row("", None, 8).ids.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "longest", "kept"),
+    [(5, 1, 7, (3, 1)), (1, 5, 7, (1, 3)), (5, 5, 7, (2, 2)), (5, 5, 8, (3, 2)), (5, 5, 3, (0, 0)), (2, 2, 99, (2, 2))],
+)
+def test_of_two_texts_the_longer_one_is_cut_first(
+    template_folder: Path, first: int, second: int, longest: int, kept: tuple[int, int]
+) -> None:
+    row = load_tokenizer(str(template_folder)).encode_row(
+        " ".join(["white"] * first), " ".join(["sea"] * second), longest
+    )
+    assert ((row.ids == 4).sum(), (row.ids == 6).sum()) == kept
+    whole = ByteTokenizer().encode_row("w" * first, "s" * second, longest - 2)
+    assert ((whole.ids == ord("w")).sum(), (whole.ids == ord("s")).sum()) == kept
+
+
+def test_ids_know_their_words(template_folder: Path) -> None:
+    ids, words = load_tokenizer(str(template_folder)).encode_words(["white", "sea-whale", "", "whale"], 99)
+    assert ids.tolist() == [1, 4, 6, 3, 5, 5, 2]
+    assert words == [None, 0, 1, 1, 1, 3, None]
+    _, cut = load_tokenizer(str(template_folder)).encode_words(["white", "whale", "sea"], 4)
+    assert cut == [None, 0, 1, None]
+
+
+def test_byte_level_ids_know_their_words_too(pair_folder: Path) -> None:
+    tokenizer = load_tokenizer(str(pair_folder))
+    words = ["The", "Ishmael-whale", "日本", "it's"]
+    ids, numbers = tokenizer.encode_words(words, 99)
+    for number, word in enumerate(words):
+        own = [token for token, of in zip(ids.tolist(), numbers, strict=True) if of == number]
+        assert tokenizer.decode(own).strip() == word
+    assert ids.tolist() == tokenizer.encode(" ".join(words)).tolist()
+
+
+def test_the_padding_id(template_folder: Path, pair_folder: Path) -> None:
+    assert load_tokenizer(str(template_folder)).pad_id == 0
+    pair = load_tokenizer(str(pair_folder))
+    assert pair.pad_id == pair.end_of_document
+    assert ByteTokenizer().pad_id == 256

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -13,7 +16,7 @@ from tests.unit.data.counting import CountUnits, Rows, row_ids, trained
 
 def feed_of(rows: Rows, cut: Cut, *, shuffle: bool = False, needs_count: bool = True) -> RowFeed:
     loader = RowLoader(as_source(rows), CountUnits(), LoaderOptions())
-    return RowFeed(loader, len(rows), cut, 7, shuffle=shuffle, needs_count=needs_count)
+    return RowFeed(loader, cut, 7, shuffle=shuffle, needs_count=needs_count)
 
 
 @pytest.fixture(autouse=True)
@@ -127,3 +130,20 @@ def test_the_wait_for_the_loader_is_counted() -> None:
 def test_units_and_samples_of_a_window_leave_out_what_has_no_weight() -> None:
     window = Window(0, 0, (MicroBatch(None, 3, 2), MicroBatch(None, 5, 4, 0)), 2)
     assert (window.units, window.samples) == (3, 2)
+
+
+class Weighted(Rows):
+    """Says itself what an epoch is: its last row twice, its first one not at all."""
+
+    rows_per_epoch = 4
+
+    def epoch_order(self, seed: int, epoch: int, *, shuffle: bool) -> np.ndarray[Any, Any]:
+        return np.array([3, 3, 1, 2] if epoch % 2 else [2, 1, 3, 3])
+
+
+def test_a_data_set_may_say_itself_what_an_epoch_is() -> None:
+    feed = feed_of(Weighted([1] * 4), Cut(3, 3, 0, 1))
+    assert [row_ids(w) for w in feed.epoch(0, 0)] == [[[2, 1, 3]], [[3]]]
+    assert [row_ids(w) for w in feed.epoch(1, 0)] == [[[3, 3, 1]], [[2]]]
+    assert [row_ids(w) for w in feed.epoch(1, 1)] == [[[2]]]
+    assert [m.batch["row"].tolist() for m in feed.evaluation()] == [[0, 1, 2], [3]]

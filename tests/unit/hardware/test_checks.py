@@ -104,7 +104,7 @@ def change(facts: dict[str, Any], path: str, value: Any) -> None:
             "warn",
             "0.00 GiB of",
         ),
-        ("limits/open_files", {"soft": 1024, "hard": 1048576}, "open files", "warn", "at most 1024"),
+        ("limits/open_files", {"soft": 1024, "hard": 2048}, "open files", "warn", "at most 2048"),
         ("limits/working_directory", {"size_bytes": GIB, "free_bytes": GIB}, "disk", "warn", "1.0 GiB free"),
     ],
 )
@@ -159,12 +159,20 @@ def test_the_shared_memory_fix_names_the_flag() -> None:
     assert check.fix and "--shm-size" in check.fix
 
 
-@pytest.mark.parametrize(("hard", "words"), [(None, "ulimit -n 65536"), (2048, "ulimit -n 2048"), (256, "limits.conf")])
-def test_the_open_files_fix_is_one_that_this_user_can_make(hard: int | None, words: str) -> None:
+@pytest.mark.parametrize(("hard", "words"), [(None, "without limit"), (1048576, "up to 1048576")])
+def test_a_low_soft_limit_on_open_files_is_fine_where_a_run_can_raise_it(hard: int | None, words: str) -> None:
     facts = good()
     facts["limits"]["open_files"] = {"soft": 256, "hard": hard}
+    assert bad(facts) == []
+    (check,) = [check for check in checks(facts) if check.name == "open files"]
+    assert check.message.startswith("256") and words in check.message
+
+
+def test_the_open_files_fix_names_the_flag() -> None:
+    facts = good()
+    facts["limits"]["open_files"] = {"soft": 256, "hard": 256}
     (check,) = bad(facts)
-    assert check.fix and words in check.fix
+    assert check.fix and "--ulimit nofile=65536" in check.fix
 
 
 def test_no_limit_on_open_files_is_fine() -> None:

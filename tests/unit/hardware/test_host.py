@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from drumline.hardware.host import container, cpu_cores, memory_bytes, open_files, read_host, space
+from drumline.hardware.host import container, cpu_cores, memory_bytes, num_open_files, open_files, read_host, space
 
 GIB = 1 << 30
 V2 = "30 23 0:26 {mounted} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -134,6 +134,14 @@ def test_open_files_tells_the_limit_that_is_set(monkeypatch: pytest.MonkeyPatch)
     assert open_files().soft == resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, resource.RLIM_INFINITY))
     assert (open_files().soft, open_files().hard) == (256, None)
+
+
+def test_files_that_are_open_are_counted(tmp_path: Path) -> None:
+    before = num_open_files()
+    with (tmp_path / "file").open("w"):
+        assert num_open_files() == before + 1
+    assert num_open_files() == before > 0
+    assert num_open_files(tmp_path) == 0
 
 
 def test_containers_by_their_marks(tmp_path: Path) -> None:
