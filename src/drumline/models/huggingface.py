@@ -7,12 +7,24 @@ import logging
 import re
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from drumline.config.model import HuggingFaceModel
 from drumline.errors import ConfigError, MissingExtra
 
-Head = Literal["causal", "masked", "token_classification", "sequence_classification"]
+Head = Literal[
+    "causal",
+    "masked",
+    "token_classification",
+    "sequence_classification",
+    "image_classification",
+    "sequence_to_sequence",
+    "embedding",
+]
+"""What a model ends in. embedding: the body alone, one vector a row."""
+
+_CLASSIFIERS = ("token_classification", "sequence_classification", "image_classification")
+"""Heads that may be new, since their classes are the data's own."""
 
 _HEADS: tuple[tuple[str, Head], ...] = (
     (r"(ForCausalLM|LMHeadModel)$", "causal"),
@@ -64,10 +76,11 @@ def text_config(model: nn.Module) -> Any:
     return model.config.get_text_config()  # type: ignore[union-attr, operator]
 
 
-def load_model(config: HuggingFaceModel) -> nn.Module:
+def load_model(config: HuggingFaceModel, head: Head, num_labels: int | None = None) -> nn.Module:
     """The model of a local folder, in float32 and training mode, with its cache of keys and values off.
 
-    Nothing is fetched. Attention is torch's fused one where the model has it (transformers' own default).
+    num_labels: classes of a classifier, whose last layer is made anew where the folder's has another number; None
+    keeps it. Nothing is fetched. Attention is torch's fused one where the model has it (transformers' own default).
     Raises ConfigError for a folder that does not hold such a model, MissingExtra without transformers.
     """
     try:
@@ -82,10 +95,15 @@ def load_model(config: HuggingFaceModel) -> nn.Module:
         )
     auto = {
         "causal": transformers.AutoModelForCausalLM,
+        "masked": transformers.AutoModelForMaskedLM,
+        "token_classification": transformers.AutoModelForTokenClassification,
         "sequence_classification": transformers.AutoModelForSequenceClassification,
-    }[config.head]
+        "image_classification": transformers.AutoModelForImageClassification,
+        "sequence_to_sequence": transformers.AutoModelForSeq2SeqLM,
+        "embedding": transformers.AutoModel,
+    }[head]
     try:
-        shape, new_head = _read_shape(config, transformers.AutoConfig)
+        shape, new_head = _read_shape(config, head, num_labels, transformers.AutoConfig)
         if config.random_weights:
             model = auto.from_config(shape, dtype="float32", trust_remote_code=False)
         else:
@@ -99,24 +117,51 @@ def load_model(config: HuggingFaceModel) -> nn.Module:
                 local_files_only=True,
                 trust_remote_code=False,
             )
-            _refuse_missing(config, model, set(info["missing_keys"]))
+            _refuse_missing(config, head, model, set(info["missing_keys"]))
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(
-            f"model.path {config.path} could not be loaded as {config.head}: {error}",
+            f"model.path {config.path} could not be loaded as {head}: {error}",
             "check that the folder is complete and of that kind, or set model.random_weights to take its shape only",
         ) from error
-    return model.train()  # type: ignore[no-any-return]
+    whole: nn.Module = Embedder(model) if head == "embedding" else model
+    return whole.train()
 
 
-def _read_shape(config: HuggingFaceModel, auto_config: Any) -> tuple[Any, bool]:
+class Embedder(nn.Module):
+    """One vector a row: the mean of the last hidden states of its tokens (Reimers and Gurevych 2019).
+
+    body: a transformers model without a head. forward takes what the body takes, by name, and gives [B, D].
+    """
+
+    def __init__(self, body: Any) -> None:
+        super().__init__()
+        if getattr(body, "pooler", None) is not None:
+            body.pooler = None  # another way to come to one vector, which would never be trained
+        self.body = body
+
+    @property
+    def config(self) -> Any:
+        """The body's configuration."""
+        return self.body.config
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **more: Any) -> Tensor:
+        """Ids [B, T] and mask [B, T], 0 for padding, to vectors [B, D]."""
+        states: Tensor = self.body(input_ids=input_ids, attention_mask=attention_mask, **more).last_hidden_state
+        if attention_mask is None:
+            return states.mean(1)
+        mask = attention_mask.to(states.dtype).unsqueeze(-1)
+        return (states * mask).sum(1) / mask.sum(1).clamp(min=1.0)
+
+
+def _read_shape(config: HuggingFaceModel, head: Head, num_labels: int | None, auto_config: Any) -> tuple[Any, bool]:
     """The folder's configuration as the run needs it, and whether its classification head is replaced."""
     shape = auto_config.from_pretrained(config.path, local_files_only=True, trust_remote_code=False)
     text = shape.get_text_config()
     shape.use_cache = text.use_cache = False
-    new_head = config.num_labels is not None and config.num_labels != shape.num_labels
+    new_head = num_labels is not None and num_labels != shape.num_labels
     if new_head:
-        shape.num_labels = config.num_labels
-    if config.head == "sequence_classification" and text.pad_token_id is None:
+        shape.num_labels = num_labels
+    if head == "sequence_classification" and text.pad_token_id is None:
         end = text.eos_token_id[0] if isinstance(text.eos_token_id, list) else text.eos_token_id
         if end is None:
             raise ConfigError(
@@ -125,12 +170,19 @@ def _read_shape(config: HuggingFaceModel, auto_config: Any) -> tuple[Any, bool]:
             )
         _logger.info("%s names no padding token: the end token %d is taken; pad rows with it", config.path, end)
         shape.pad_token_id = text.pad_token_id = end
+    if head == "sequence_to_sequence" and getattr(shape, "decoder_start_token_id", None) is None:
+        raise ConfigError(
+            f"{config.path} does not say what token a target begins with",
+            "set decoder_start_token_id in its config.json, for T5 to its pad_token_id",
+        )
     return shape, new_head
 
 
-def _refuse_missing(config: HuggingFaceModel, model: nn.Module, missing: set[str]) -> None:
+def _refuse_missing(config: HuggingFaceModel, head: Head, model: nn.Module, missing: set[str]) -> None:
     """Raise ConfigError where weights would silently stay random; a new classification head may."""
-    if config.head == "sequence_classification":
+    if head == "embedding":
+        missing = {name for name in missing if not name.startswith("pooler.")}  # dropped anyway
+    if head in _CLASSIFIERS:
         prefix = f"{model.base_model_prefix}."
         body = {name for name, _ in model.named_parameters() if name.startswith(prefix)}
         # A pooling layer is often absent from a language model's checkpoint; a whole body never.

@@ -1,4 +1,7 @@
-"""Tasks: what is learned, and how a loss is counted."""
+"""Tasks: what is learned, how its loss is counted, what is measured and predicted.
+
+A batch is a mapping with `labels`, whose other entries are handed to the model by name, or a pair (inputs, labels).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,33 @@ from drumline.errors import ConfigError
 from drumline.models.decoder import Decoder
 from drumline.models.huggingface import head_of, is_pretrained
 from drumline.parallel.strategy import Batch, Task
+from drumline.tasks.classification import Classification
+from drumline.tasks.contrastive import Contrastive
 from drumline.tasks.function import CountFunction, FunctionTask, count_samples
 from drumline.tasks.huggingface import HuggingFaceLoss
 from drumline.tasks.language_modelling import LanguageModelling
+from drumline.tasks.multi_label import MultiLabel
+from drumline.tasks.regression import Regression
+from drumline.tasks.sequence_to_sequence import SequenceToSequence
+from drumline.tasks.token_classification import TokenClassification
 
-_ADVICE = "give loss= with a function of (model, batch) that returns the mean loss"
+__all__ = [
+    "Classification",
+    "Contrastive",
+    "FunctionTask",
+    "HuggingFaceLoss",
+    "LanguageModelling",
+    "MultiLabel",
+    "Regression",
+    "SequenceToSequence",
+    "TokenClassification",
+    "choose_task",
+]
+
+_ADVICE = (
+    "give loss= with a task, such as drumline.tasks.Classification(10), or with a function of (model, batch) that "
+    "returns the mean loss"
+)
 
 
 def choose_task(
@@ -30,6 +55,8 @@ def choose_task(
     """
     # torch.compile's wrapper keeps the model under this name.
     model = getattr(model, "_orig_mod", model)
+    if isinstance(loss, type) and _is_task(loss):
+        raise ConfigError(f"loss= is the class {loss.__name__}", f"give one of it: loss={loss.__name__}(...)")
     if loss is not None and not _is_task(loss):
         _check_callable(loss)
         return FunctionTask(cast("Callable[[nn.Module, Batch], Any]", loss), count or _count_of(model))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from drumline.errors import ConfigError, ValueRangeError
 from drumline.models.huggingface import head_of, learned_positions, text_config
 from drumline.parallel.strategy import Batch, Loss
+from drumline.tasks.cross_entropy import perplexity
 from drumline.tasks.ranges import IGNORED, check_ids, check_labels, tensor_of
 
 
@@ -28,7 +30,8 @@ class HuggingFaceLoss:
         if head is None:
             raise ConfigError(
                 f"what the loss of {type(model).__name__} is a mean of is not known",
-                "give loss=lambda model, batch: model(**batch) and count= with a function from a batch to that number",
+                "give loss= with a task, as drumline.tasks has them, or loss=lambda model, batch: model(**batch) and "
+                "count= with a function from a batch to that number",
             )
         config: Any = model.config
         self._head = head
@@ -53,7 +56,6 @@ class HuggingFaceLoss:
 
     def check(self, batch: Batch) -> None:
         """Raise ValueRangeError for ids, labels or lengths that the model has no row for."""
-        labels = tensor_of(batch, "labels")
         if self._vocab_size is not None and "input_ids" in batch:
             ids = tensor_of(batch, "input_ids")
             check_ids(ids, self._vocab_size, "input_ids")
@@ -62,6 +64,9 @@ class HuggingFaceLoss:
                     f"rows have {ids.shape[-1]} tokens, the model has {self._longest} positions",
                     "cut the rows, or take a model with a longer context",
                 )
+        if "labels" not in batch:
+            return
+        labels = tensor_of(batch, "labels")
         if self._head in ("causal", "masked"):
             check_labels(labels, self._vocab_size or self._num_labels)
         elif not self._by_rows(labels):
@@ -75,6 +80,22 @@ class HuggingFaceLoss:
     def loss(self, outputs: Any, batch: Batch) -> Loss:
         """The model's mean times its count; not a number where the count is 0."""
         return Loss(outputs.loss * self.counted(batch))
+
+    def derived(self, means: Mapping[str, float]) -> dict[str, float]:
+        """The perplexity of a language model: the exponential of the mean loss of a token."""
+        return perplexity(means) if self._head in ("causal", "masked") else {}
+
+    def predict(self, outputs: Any, batch: Batch) -> Tensor:
+        """The model's scores: [B, num_labels], or [B, T, num_labels] of a token classifier.
+
+        Raises ConfigError for a language model, whose scores of a whole vocabulary fill the memory.
+        """
+        if self._head in ("causal", "masked"):
+            raise ConfigError(
+                "what shall be predicted with a language model is not known",
+                "give forward= with a function of (model, batch), such as lambda model, batch: model.generate(**batch)",
+            )
+        return outputs.logits  # type: ignore[no-any-return]
 
     def _by_rows(self, labels: Tensor) -> bool:
         """Regression and multi-label targets, by transformers' own rule."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drumline.parallel.strategy import Batch, Loss
+from drumline.tasks.cross_entropy import hits, perplexity, summed_cross_entropy
 from drumline.tasks.ranges import IGNORED, check_ids, check_labels, tensor_of
 
 
@@ -30,7 +32,8 @@ class LanguageModelling:
     def check(self, batch: Batch) -> None:
         """Raise ValueRangeError for ids or labels outside of [0, vocab_size)."""
         check_ids(tensor_of(batch, "input_ids"), self._vocab_size, "input_ids")
-        check_labels(tensor_of(batch, "labels"), self._vocab_size)
+        if "labels" in batch:
+            check_labels(tensor_of(batch, "labels"), self._vocab_size)
 
     def forward(self, model: nn.Module, batch: Batch) -> Tensor:
         """Logits [B, T, vocab_size], also of a Hugging Face model."""
@@ -39,12 +42,11 @@ class LanguageModelling:
 
     def loss(self, outputs: Tensor, batch: Batch) -> Loss:
         """The sum over tokens in float32 (float64 stays); without gradient also the metric accuracy."""
-        logits = outputs.flatten(0, 1)
-        labels = batch["labels"].flatten()
-        if logits.dtype != torch.float64:
-            logits = logits.float()
-        total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
-        if torch.is_grad_enabled():
-            # Training pays for no pass over the logits that its gradient does not need.
-            return Loss(total)
-        return Loss(total, metrics={"accuracy": ((logits.argmax(-1) == labels).sum(), (labels != IGNORED).sum())})
+        labels = batch["labels"]
+        total = summed_cross_entropy(outputs, labels)
+        # Training pays for no pass over the logits that its gradient does not need.
+        return Loss(total) if torch.is_grad_enabled() else Loss(total, metrics={"accuracy": hits(outputs, labels)})
+
+    def derived(self, means: Mapping[str, float]) -> dict[str, float]:
+        """The perplexity: the exponential of the mean loss of a token."""
+        return perplexity(means)

@@ -49,10 +49,37 @@ def _check(values: Tensor, size: int, what: str, ignore: int | None, fix: str) -
     wrong = (values < 0) | (values >= size)
     if ignore is not None:
         wrong &= values != ignore
+    allowed = f"0 to {size - 1}" + (f", or {ignore}" if ignore is not None else "")
+    _refuse(wrong, values, what, allowed, fix)
+
+
+def check_fractions(labels: Tensor, num_labels: int) -> None:
+    """Raise ValueRangeError unless labels are float [B, num_labels], each from 0 to 1."""
+    if not labels.is_floating_point() or labels.dim() != 2 or labels.shape[1] != num_labels:
+        raise ValueRangeError(
+            f"labels are {labels.dtype} of shape {list(labels.shape)}, and floats [rows, {num_labels}] are needed",
+            "give each row one number a class: 1.0 for a class that it has, 0.0 for the others",
+        )
+    outside = ~((labels >= 0) & (labels <= 1))  # compared this way round, so that NaN is outside too
+    _refuse(outside, labels, "labels", "0 to 1", "give 1.0 for a class that a row has, else 0.0")
+
+
+def check_numbers(labels: Tensor, num_targets: int) -> None:
+    """Raise ValueRangeError unless labels are [B] or [B, num_targets], and finite."""
+    width = labels.shape[1:].numel() if labels.dim() else 0
+    if labels.dim() not in (1, 2) or width != num_targets or labels.is_complex():
+        raise ValueRangeError(
+            f"labels are {labels.dtype} of shape {list(labels.shape)}, and [rows, {num_targets}] is needed",
+            "give each row as many numbers as the task has targets",
+        )
+    _refuse(~labels.isfinite(), labels, "labels", "finite numbers", "leave such rows out of the data")
+
+
+def _refuse(wrong: Tensor, values: Tensor, what: str, allowed: str, fix: str) -> None:
+    """Raise ValueRangeError that names the first wrong value, if there is one."""
     places = wrong.nonzero()
     if len(places) == 0:
         return
     place = tuple(places[0].tolist())
     more = f" (and {len(places) - 1} more)" if len(places) > 1 else ""
-    allowed = f"0 to {size - 1}" + (f", or {ignore}" if ignore is not None else "")
-    raise ValueRangeError(f"{what}{list(place)} is {int(values[place])}{more}; allowed are {allowed}", fix)
+    raise ValueRangeError(f"{what}{list(place)} is {values[place].item()}{more}; allowed are {allowed}", fix)

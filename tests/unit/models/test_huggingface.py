@@ -13,6 +13,7 @@ from drumline.config.model import HuggingFaceModel
 from drumline.errors import ConfigError
 from drumline.models.decoder import Decoder
 from drumline.models.huggingface import Head, head_of, is_pretrained, learned_positions, load_model
+from drumline.tasks.sequence_to_sequence import SequenceToSequence
 
 TINY: dict[str, Any] = {"vocab_size": 40, "n_positions": 16, "n_embd": 8, "n_layer": 1, "n_head": 2}
 IDS = torch.arange(12).reshape(2, 6)
@@ -52,14 +53,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_causal_model_comes_with_its_weights(folder: Path) -> None:
-    model = load_model(HuggingFaceModel(path=folder))
+    model = load_model(HuggingFaceModel(path=folder), "causal")
     torch.manual_seed(0)
     saved = transformers.GPT2LMHeadModel(tiny_gpt2())
     assert torch.equal(model.eval()(input_ids=IDS).logits, saved.eval()(input_ids=IDS).logits)
 
 
 def test_it_is_ready_to_train(folder: Path) -> None:
-    model: Any = load_model(HuggingFaceModel(path=folder))
+    model: Any = load_model(HuggingFaceModel(path=folder), "causal")
     assert model.training
     assert model.config.use_cache is False
     assert model.config._attn_implementation == "sdpa"
@@ -68,7 +69,7 @@ def test_it_is_ready_to_train(folder: Path) -> None:
 def test_weights_saved_in_bfloat16_are_trained_in_float32(folder: Path) -> None:
     transformers.GPT2LMHeadModel(tiny_gpt2()).bfloat16().save_pretrained(folder)
     for random in (False, True):
-        model = load_model(HuggingFaceModel(path=folder, random_weights=random))
+        model = load_model(HuggingFaceModel(path=folder, random_weights=random), "causal")
         assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
 
@@ -76,16 +77,16 @@ def test_random_weights_take_the_shape_and_the_seed_only(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     config = HuggingFaceModel(path=folder, random_weights=True)
     torch.manual_seed(5)
-    first = load_model(config)
+    first = load_model(config, "causal")
     torch.manual_seed(5)
-    second = load_model(config)
+    second = load_model(config, "causal")
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
     assert first.training
     assert first.config.use_cache is False  # type: ignore[union-attr]
 
 
 def test_a_classifier_gets_a_new_head_and_a_padding_token(folder: Path) -> None:
-    model: Any = load_model(HuggingFaceModel(path=folder, head="sequence_classification", num_labels=5))
+    model: Any = load_model(HuggingFaceModel(path=folder), "sequence_classification", 5)
     assert (model.config.num_labels, model.config.pad_token_id) == (5, 39)
     assert model(input_ids=IDS).logits.shape == (2, 5)
     saved = transformers.GPT2LMHeadModel.from_pretrained(folder)
@@ -95,9 +96,9 @@ def test_a_classifier_gets_a_new_head_and_a_padding_token(folder: Path) -> None:
 def test_a_classifiers_head_is_replaced_only_for_another_number_of_labels(tmp_path: Path) -> None:
     saved = transformers.BertForSequenceClassification(tiny_bert())
     saved.save_pretrained(tmp_path)
-    kept: Any = load_model(HuggingFaceModel(path=tmp_path, head="sequence_classification"))
+    kept: Any = load_model(HuggingFaceModel(path=tmp_path), "sequence_classification")
     assert torch.equal(kept.classifier.weight, saved.classifier.weight)
-    replaced: Any = load_model(HuggingFaceModel(path=tmp_path, head="sequence_classification", num_labels=7))
+    replaced: Any = load_model(HuggingFaceModel(path=tmp_path), "sequence_classification", 7)
     assert replaced.classifier.weight.shape == (7, 8)
     assert torch.equal(replaced.bert.pooler.dense.weight, saved.bert.pooler.dense.weight)
 
@@ -105,47 +106,110 @@ def test_a_classifiers_head_is_replaced_only_for_another_number_of_labels(tmp_pa
 def test_a_body_without_pooling_layer_still_becomes_a_classifier(tmp_path: Path) -> None:
     saved = transformers.BertForMaskedLM(tiny_bert())
     saved.save_pretrained(tmp_path)
-    model: Any = load_model(HuggingFaceModel(path=tmp_path, head="sequence_classification"))
+    model: Any = load_model(HuggingFaceModel(path=tmp_path), "sequence_classification")
     words = "embeddings.word_embeddings.weight"
     assert torch.equal(model.bert.get_parameter(words), saved.bert.get_parameter(words))
 
 
 def test_a_list_of_end_tokens_gives_its_first_as_padding(folder: Path) -> None:
     change_config(folder, eos_token_id=[37, 39])
-    model: Any = load_model(HuggingFaceModel(path=folder, head="sequence_classification", random_weights=True))
+    model: Any = load_model(HuggingFaceModel(path=folder, random_weights=True), "sequence_classification")
     assert model.config.pad_token_id == 37
 
 
 def test_a_classifier_without_padding_and_end_token_is_refused(folder: Path) -> None:
     change_config(folder, eos_token_id=None)
     with pytest.raises(ConfigError, match="set pad_token_id"):
-        load_model(HuggingFaceModel(path=folder, head="sequence_classification", random_weights=True))
+        load_model(HuggingFaceModel(path=folder, random_weights=True), "sequence_classification")
 
 
 @pytest.mark.parametrize("name", ["absent", "."])
 def test_a_folder_that_holds_no_model_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="no Hugging Face folder"):
-        load_model(HuggingFaceModel(path=tmp_path / name))
+        load_model(HuggingFaceModel(path=tmp_path / name), "causal")
 
 
 def test_a_folder_without_weights_is_refused_with_the_way_out(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"model\.random_weights"):
-        load_model(HuggingFaceModel(path=folder))
+        load_model(HuggingFaceModel(path=folder), "causal")
 
 
 def test_a_file_cut_short_is_refused(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(ConfigError, match="could not be loaded as causal"):
-        load_model(HuggingFaceModel(path=folder))
+        load_model(HuggingFaceModel(path=folder), "causal")
 
 
-@pytest.mark.parametrize("head", ["causal", "sequence_classification"])
+@pytest.mark.parametrize("head", ["causal", "sequence_classification", "embedding"])
 def test_another_models_weights_are_never_replaced_by_random_ones(folder: Path, head: Any) -> None:
     change_config(folder, **tiny_bert().to_diff_dict())
     with pytest.raises(ConfigError, match="lacks"):
-        load_model(HuggingFaceModel(path=folder, head=head))
+        load_model(HuggingFaceModel(path=folder), head)
+
+
+def tiny_t5(**changes: Any) -> Any:
+    values = {"vocab_size": 40, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
+    return transformers.T5Config(**{**values, "decoder_start_token_id": 0, **changes})
+
+
+def tiny_vit() -> Any:
+    return transformers.ViTConfig(
+        image_size=8, patch_size=4, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+    )
+
+
+def test_a_sequence_to_sequence_model_makes_its_decoders_inputs(tmp_path: Path) -> None:
+    transformers.T5ForConditionalGeneration(tiny_t5()).save_pretrained(tmp_path)
+    model: Any = load_model(HuggingFaceModel(path=tmp_path), "sequence_to_sequence").eval()
+    assert model.config.use_cache is False
+    labels = torch.tensor([[5, 6, 1], [7, 1, -100]])
+    scores = SequenceToSequence(40).forward(model, {"input_ids": IDS, "labels": labels})
+    assert torch.equal(scores, model(input_ids=IDS, labels=labels).logits)
+    assert model.prepare_decoder_input_ids_from_labels(labels).tolist() == [[0, 5, 6], [0, 7, 1]]
+
+
+def test_a_model_that_cannot_begin_a_target_is_refused(tmp_path: Path) -> None:
+    transformers.T5ForConditionalGeneration(tiny_t5()).save_pretrained(tmp_path)
+    change_config(tmp_path, decoder_start_token_id=None)
+    with pytest.raises(ConfigError, match="what token a target begins with"):
+        load_model(HuggingFaceModel(path=tmp_path), "sequence_to_sequence")
+
+
+def test_an_image_classifier_gets_a_new_head(tmp_path: Path) -> None:
+    saved = transformers.ViTForImageClassification(tiny_vit())
+    saved.save_pretrained(tmp_path)
+    model: Any = load_model(HuggingFaceModel(path=tmp_path), "image_classification", 5)
+    assert model(pixel_values=torch.zeros(2, 3, 8, 8)).logits.shape == (2, 5)
+    assert torch.equal(model.vit.embeddings.cls_token, saved.vit.embeddings.cls_token)
+
+
+def test_a_masked_models_body_classifies_tokens(tmp_path: Path) -> None:
+    saved = transformers.BertForMaskedLM(tiny_bert())
+    saved.save_pretrained(tmp_path)
+    masked: Any = load_model(HuggingFaceModel(path=tmp_path), "masked")
+    assert masked(input_ids=IDS).logits.shape == (2, 6, 40)
+    model: Any = load_model(HuggingFaceModel(path=tmp_path), "token_classification", 4)
+    assert model(input_ids=IDS).logits.shape == (2, 6, 4)
+    words = "embeddings.word_embeddings.weight"
+    assert torch.equal(model.bert.get_parameter(words), saved.bert.get_parameter(words))
+
+
+@pytest.mark.parametrize("kind", [transformers.BertModel, transformers.BertForMaskedLM])
+def test_an_embedding_is_the_mean_over_what_is_no_padding(tmp_path: Path, kind: Any) -> None:
+    kind(tiny_bert()).save_pretrained(tmp_path)
+    model: Any = load_model(HuggingFaceModel(path=tmp_path), "embedding")
+    assert model.training and model.config.hidden_size == 8
+    model.eval()
+    short = model(IDS[:, :4])
+    assert torch.allclose(short, model.body(input_ids=IDS[:, :4]).last_hidden_state.mean(1), atol=1e-6)
+    mask = torch.tensor([[1, 1, 1, 1, 0, 0]] * 2)
+    assert torch.allclose(model(input_ids=IDS, attention_mask=mask), short, atol=1e-6)
+    assert torch.equal(model(IDS[:1], mask[:1] * 0), torch.zeros(1, 8))
+    model(IDS).sum().backward()
+    # No part is left that a run would warn of as unused.
+    assert all(p.grad is not None for p in model.parameters())
 
 
 def change_config(folder: Path, **changes: Any) -> None:

@@ -78,6 +78,7 @@ def test_a_function_task_reaches_loader_processes_without_weights() -> None:
         (None, None, r"what a Linear shall learn is not known\n.*give loss="),
         ("mse", None, "is a str and cannot be called"),
         (nn.MSELoss(), None, "wrap it"),
+        (LanguageModelling, None, r"is the class LanguageModelling\n.*give one of it: loss=LanguageModelling"),
         (lambda outputs: outputs, None, r"cannot be called as loss\(model, batch\)"),
         (None, len, "count= goes with a function"),
         (LanguageModelling(3), len, "count= goes with a function"),
