@@ -86,13 +86,70 @@ def test_what_cannot_be_reported_is_a_bad_request_with_advice(
     assert not (path / "report").exists()
 
 
+@pytest.fixture
+def other(run: RunDir) -> RunDir:
+    other = RunDir.create(run.path.with_name("ahab"))
+    other.config.write_text("name: moby\ntrain: {lr: 0.5}\n")
+    other.metrics.write_bytes(run.metrics.read_bytes())
+    return other
+
+
+def test_several_runs_are_compared_and_what_is_no_run_is_left_out(app: typer.Typer, run: RunDir, other: RunDir) -> None:
+    launch = run.path.with_name("launch")
+    launch.mkdir()
+    command = ["report", str(run.path), str(launch), str(other.path)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0
+    page = run.path.with_name("comparison") / "index.html"
+    assert result.stderr == f"left out: {launch} is not a run directory: it has no metrics.jsonl\n"
+    assert result.stdout.splitlines()[-2:] == ["settings that differ: train.lr", f"report: {page}"]
+    assert all(f"moby ({name})" in result.stdout for name in ("moby", "ahab"))
+    assert page.stat().st_size > 10_000
+    again = CliRunner().invoke(app, [*command, str(page.parent)])  # as `runs/*` gives it the second time
+    assert (again.exit_code, again.stdout) == (0, result.stdout)
+
+
+def test_the_comparison_as_json(app: typer.Typer, run: RunDir, other: RunDir, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    command = ["report", str(run.path), str(other.path), str(empty), "--out", str(out), "--json"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0
+    document = json.loads(result.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert {*document["images"], document["page"]} == {str(file) for file in out.iterdir()}
+    assert [each["name"] for each in document["runs"]] == ["moby (moby)", "moby (ahab)"]
+    assert [each["path"] for each in document["runs"]] == [str(run.path), str(other.path)]
+    assert document["runs"][0]["summary"]["best_eval_loss"] == 2.1
+    assert document["differences"] == {"train.lr": ["not set", "0.5"]}
+    assert list(document["left_out"]) == [str(empty)]
+
+
+def test_several_that_cannot_be_compared(app: typer.Typer, run: RunDir, tmp_path: Path) -> None:
+    typo = CliRunner().invoke(app, ["report", str(run.path), str(tmp_path / "mobby")])
+    assert isinstance(typo.exception, ConfigError)
+    assert "there is no run directory" in typo.exception.problem
+    for name in ("empty", "void"):
+        (tmp_path / name).mkdir()
+    none = CliRunner().invoke(app, ["report", str(tmp_path / "empty"), str(tmp_path / "void")])
+    assert isinstance(none.exception, ConfigError)
+    assert "none of these directories holds a run" in none.exception.problem
+    run.path.rename(tmp_path / "comparison")
+    taken = CliRunner().invoke(app, ["report", str(tmp_path / "comparison"), str(tmp_path / "empty")])
+    assert isinstance(taken.exception, ConfigError)
+    assert "--out" in taken.exception.fix
+    assert not (tmp_path / "comparison" / "index.html").exists()
+
+
 def test_it_imports_neither_torch_nor_pyplot(run: RunDir) -> None:
     code = (
         "import sys\n"
         "from pathlib import Path\n"
+        "from drumline.track.comparison import read_runs, write_comparison\n"
         "from drumline.track.report import write_report\n"
         "assert 'matplotlib' not in sys.modules\n"
         "write_report(Path(sys.argv[1]))\n"
+        "write_comparison(read_runs([Path(sys.argv[1])]), Path(sys.argv[1], 'report'))\n"
         "assert not {'torch', 'matplotlib.pyplot'} & set(sys.modules)\n"
     )
     command = [sys.executable, "-c", code, str(run.path)]

@@ -1,13 +1,17 @@
-"""`drumline report`: a page with plots from a run directory."""
+"""`drumline report`: a page with plots about a run, or about several beside each other."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from drumline.cli.output import print_json, print_table
+
 if TYPE_CHECKING:
+    from drumline.track.comparison import ComparedRun
     from drumline.track.report import Summary
 
 
@@ -16,31 +20,90 @@ def register(app: typer.Typer) -> None:
 
     @app.command("report")
     def report(
-        run: Annotated[Path, typer.Argument(metavar="RUN", help="The run's directory, as in runs/NAME.")],
+        runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories of runs, as in runs/NAME.")],
         out: Annotated[
-            Path | None, typer.Option(help="Folder for the page and its PNGs; RUN/report unless given.")
+            Path | None,
+            typer.Option(
+                help="Folder for the page and its PNGs; unless given RUN/report, for several runs a folder comparison "
+                "beside the first."
+            ),
         ] = None,
         as_json: Annotated[bool, typer.Option("--json", help="One JSON document instead.")] = False,
     ) -> None:
-        """Write one self-contained HTML page about a run, and its plots as PNGs beside it.
+        """Write one self-contained HTML page about a run, or one that compares several, and its plots as PNGs.
 
-        Works for finished, failed and running runs alike, from the run's directory alone.
+        Works for finished, failed and running runs alike, from their directories alone. Of several, a directory that
+        holds no run with metrics is named and left out.
         """
-        import json
-        from dataclasses import asdict
-
-        from drumline.track.plots import PLOT_NAMES
-        from drumline.track.report import read_run, summarise, write_report
-
-        _check(run)
-        page = write_report(run, out)
-        summary = summarise(read_run(run))
-        if as_json:
-            images = [str(page.with_name(f"{name}.png")) for name in PLOT_NAMES]
-            typer.echo(json.dumps({"page": str(page), "images": images, "summary": asdict(summary)}, indent=2))
+        if len(runs) == 1:
+            _report_one(runs[0], out, as_json)
         else:
-            typer.echo(_headline(summary))
-            typer.echo(f"report: {page}")
+            _compare(runs, out, as_json)
+
+
+def _report_one(run: Path, out: Path | None, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from drumline.track.report import read_run, summarise, write_report
+
+    _check(run)
+    page = write_report(run, out)
+    summary = summarise(read_run(run))
+    if as_json:
+        print_json({"page": str(page), "images": _images(page), "summary": asdict(summary)})
+    else:
+        typer.echo(_headline(summary))
+        typer.echo(f"report: {page}")
+
+
+def _compare(paths: Sequence[Path], out: Path | None, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from drumline.errors import ConfigError
+    from drumline.track.comparison import differences, read_runs, write_comparison
+
+    kept, left_out = [], {}
+    for path in paths:
+        try:
+            _check(path)
+            kept.append(path)
+        except ConfigError as error:
+            if not path.is_dir():
+                raise
+            left_out[str(path)] = error.problem
+    if not kept:
+        raise ConfigError("none of these directories holds a run with metrics", "give those of runs, as in runs/NAME")
+    runs = read_runs(kept)
+    page = write_comparison(runs, out or _folder_beside(kept[0]))
+    found = differences([run.records.settings for run in runs])
+    if as_json:
+        numbers = [{"name": run.label, "path": str(run.path), "summary": asdict(run.summary)} for run in runs]
+        document = {"page": str(page), "images": _images(page), "runs": numbers}
+        print_json({**document, "differences": found, "left_out": left_out})
+        return
+    for problem in left_out.values():
+        typer.echo(f"left out: {problem}", err=True)
+    _print_numbers(runs)
+    if found:
+        typer.echo(f"settings that differ: {', '.join(found)}")
+    typer.echo(f"report: {page}")
+
+
+def _images(page: Path) -> list[str]:
+    from drumline.track.plots import PLOT_NAMES
+
+    return [str(page.with_name(f"{name}.png")) for name in PLOT_NAMES]
+
+
+def _folder_beside(run: Path) -> Path:
+    """`comparison` in the folder that holds the run. Raises ConfigError where that is a run itself."""
+    from drumline.errors import ConfigError
+    from drumline.rundir import RunDir
+
+    folder = run.resolve().parent / "comparison"
+    if RunDir(folder).config.exists() or RunDir(folder).metrics.exists():
+        raise ConfigError(f"{folder} is a run's own directory", "give another folder for the page with --out")
+    return folder
 
 
 def _check(run: Path) -> None:
@@ -72,4 +135,23 @@ def _headline(summary: Summary) -> str:
         words.append(f"evaluation loss {plain(summary.last_eval_loss)}")
     if summary.best_eval_loss is not None:
         words.append(f"best {plain(summary.best_eval_loss)} at update {plain(summary.best_eval_step)}")
+    words += [f"{name} {plain(value)}" for name, value in list(summary.last_eval_metrics.items())[:3]]
     return ", ".join(word for word in words if word)
+
+
+def _print_numbers(runs: Sequence[ComparedRun]) -> None:
+    from drumline.track.units import plain, rate, size
+
+    def number(value: float | None) -> str:
+        return "" if value is None else plain(value)
+
+    evaluated = any(run.summary.best_eval_loss is not None for run in runs)
+    rows = []
+    for run in runs:
+        found = run.summary
+        losses = [found.last_eval_loss, found.best_eval_loss] if evaluated else [found.last_train_loss]
+        speed = rate(found.units_per_s, found.unit) if found.units_per_s is not None else ""
+        memory = size(found.memory_bytes) if found.memory_bytes is not None else ""
+        rows.append([run.label, found.status, number(found.steps), *map(number, losses), speed, memory])
+    names = ["eval loss", "best"] if evaluated else ["training loss"]
+    print_table(["run", "state", "updates", *names, "speed", "memory"], rows)

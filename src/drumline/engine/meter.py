@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from drumline.errors import ConfigError
 from drumline.parallel.objective import add, detached
 from drumline.parallel.strategy import Sums
 from drumline.track.protocol import RECORD_KEYS
+
+METRIC = "metric/"
+"""What the names of a task's metrics and of logged values begin with among the sums."""
 
 HostSums = dict[str, list[float]]
 """Metric name -> [sum, weight] of one rank, as it travels over the side channel."""
@@ -31,7 +34,7 @@ class Meter:
 
     def log(self, name: str, value: float | Tensor, weight: float) -> None:
         """Add a user's value, as part of a mean with this weight."""
-        add(self._sums, f"metric/{name}", detached(value) * weight, weight)
+        add(self._sums, f"{METRIC}{name}", detached(value) * weight, weight)
 
     def take(self) -> HostSums:
         """Read and clear; one copy from the device for all values."""
@@ -46,8 +49,10 @@ class Meter:
 def means(parts: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
     """Means over all ranks: sums over weights, added in rank order, so that every rank has the same bits.
 
-    `loss` is the counted part over its count plus the auxiliary part over its samples; a name whose weights sum to
-    zero is left out. Raises ConfigError for a metric with one of RECORD_KEYS.
+    A loss is the counted part (`total`) over its count plus the auxiliary part (`aux`) over its samples. With several
+    learners these are `<learner>/total` and so on, each has its `<learner>/loss`, and `loss` is their sum. Metrics are
+    called `metric/...`; any other sum is not shown. A name whose weights sum to zero is left out. Raises ConfigError
+    for a metric with one of RECORD_KEYS, also behind a learner's name.
     """
     totals: dict[str, tuple[float, float]] = {}
     for part in parts:
@@ -55,12 +60,29 @@ def means(parts: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
             before = totals.get(name, (0.0, 0.0))
             totals[name] = (before[0] + value, before[1] + weight)
     known = {name: value / weight for name, (value, weight) in totals.items() if weight}
-    result: dict[str, float] = {}
-    if "total" in known:
-        result["loss"] = known["total"] + known.get("aux", 0.0)
-    if "aux" in known:
-        result["aux_loss"] = known["aux"]
-    metrics = {name.removeprefix("metric/"): v for name, v in known.items() if name.startswith("metric/")}
-    if taken := sorted(metrics.keys() & RECORD_KEYS):
+    metrics = {name.removeprefix(METRIC): v for name, v in known.items() if name.startswith(METRIC)}
+    learners, result = learners_of(totals), dict[str, float]()
+    for learner in learners:
+        if f"{learner}total" in known:
+            result[f"{learner}loss"] = known[f"{learner}total"] + known.get(f"{learner}aux", 0.0)
+        if f"{learner}aux" in known:
+            result[f"{learner}aux_loss"] = known[f"{learner}aux"]
+    reserved = {f"{learner}{key}" for learner in ["", *learners] for key in RECORD_KEYS}
+    if taken := sorted(metrics.keys() & reserved):
         raise ConfigError(f"a metric is called {taken[0]!r}, as the line's own value is", "call it something else")
-    return result | metrics
+    return {**sums_of(result), **result, **metrics}
+
+
+def learners_of(names: Iterable[str]) -> list[str]:
+    """Beginnings of the learners' names, such as `generator/`, in order; empty for the only one of a usual run."""
+    own = [name for name in names if not name.startswith(METRIC)]
+    return list(dict.fromkeys(name.removesuffix("total") for name in own if name.split("/")[-1] == "total"))
+
+
+def sums_of(losses: Mapping[str, float]) -> dict[str, float]:
+    """`loss` and `aux_loss` over all learners, where they have any."""
+    found: dict[str, float] = {}
+    for name, value in losses.items():
+        key = name.split("/")[-1]
+        found[key] = found.get(key, 0.0) + value
+    return found

@@ -20,12 +20,15 @@ from rich.text import Text
 from drumline.plan.record import Plan
 from drumline.track.logs import LOGGER
 from drumline.track.protocol import RECORD_KEYS
-from drumline.track.units import as_float, duration, plain, rate, size
+from drumline.track.units import as_float, duration, highest, plain, rate, size, span
 
 logger = logging.getLogger(__name__)
 
 ETA_RECORDS = 20
 """Records that the rate behind the ETA is taken over: recent enough to follow a change, evaluations included."""
+
+MAX_METRICS = 8
+"""Metrics of a record that are shown; metrics.jsonl has all of them."""
 
 
 def describe(plan: Plan, total_steps: int | None) -> str:
@@ -53,30 +56,51 @@ def remaining_s(history: Sequence[tuple[float, int]], total: int) -> float | Non
 
 
 def facts(record: Mapping[str, Any]) -> list[str]:
-    """What a record says, most wanted first; values that are missing are left out, NaN and infinity are shown."""
+    """What a record says, most wanted first; values that are missing are left out, NaN and infinity are shown.
+
+    Of values by rank the highest is shown, of metrics the first MAX_METRICS.
+    """
     prefix = "eval " if record.get("kind") == "eval" else ""
     unit = str(record.get("unit", "units"))
-    writers: dict[str, Callable[[float], str]] = {
-        "loss": lambda value: f"{prefix}loss {plain(value)}",
+    before: dict[str, Callable[[float], str]] = {"loss": lambda value: f"{prefix}loss {plain(value)}"}
+    after: dict[str, Callable[[float], str]] = {
         "skipped": lambda value: f"{value:.0f} skipped",
         "count": lambda value: f"{value:,.0f} samples",
         "units_per_s": lambda value: rate(value, unit),
         "samples_per_s": lambda value: rate(value, "samples"),
         "mfu": lambda value: f"MFU {100 * value:.1f}%",
-        "memory_bytes": lambda value: f"memory {size(value)}",
+        "memory_peak_bytes": lambda value: f"memory {size(value)}",
+        "memory_resident_bytes": lambda value: f"memory {size(value)}",
         "lr": lambda value: f"lr {value:.2e}",
         "grad_norm": lambda value: f"grad norm {plain(value, 3)}",
+        "gradient_noise_scale": lambda value: f"noise scale {plain(value, 1)}",
         "loader_wait_s": lambda value: f"loader wait {value:.2f} s",
         "aux_loss": lambda value: f"aux_loss {plain(value)}",
     }
     if "units_per_s" in record:
-        del writers["samples_per_s"]
+        del after["samples_per_s"]
     if not record.get("skipped"):
-        del writers["skipped"]
-    own = [write(value) for key, write in writers.items() if (value := as_float(record.get(key))) is not None]
-    return own + [
-        f"{key} {plain(value)}" for key, value in record.items() if key not in RECORD_KEYS and value is not None
-    ]
+        del after["skipped"]
+    return [*_written(record, before), *_metrics(record), *_written(record, after)]
+
+
+def evaluation_headline(record: Mapping[str, Any]) -> str:
+    """An evaluation's loss and first metric, as they stay beside the newest training record."""
+    loss = [plain(record["loss"])] if "loss" in record else []
+    return "  ".join(f"eval {fact}" for fact in [*(f"loss {value}" for value in loss), *_metrics(record)[:1]])
+
+
+def _written(record: Mapping[str, Any], writers: Mapping[str, Callable[[float], str]]) -> list[str]:
+    numbers = {
+        key: highest(value) if isinstance(value := record.get(key), list) else as_float(value) for key in writers
+    }
+    return [write(number) for key, write in writers.items() if (number := numbers[key]) is not None]
+
+
+def _metrics(record: Mapping[str, Any]) -> list[str]:
+    own = [(key, value) for key, value in record.items() if key not in RECORD_KEYS and value is not None]
+    said = [f"{key} {span(value) if isinstance(value, list) else plain(value)}" for key, value in own[:MAX_METRICS]]
+    return said + ([f"{len(own) - MAX_METRICS} more"] if len(own) > MAX_METRICS else [])
 
 
 class ConsoleTracker:
@@ -138,7 +162,7 @@ class ConsoleTracker:
         if record.get("kind") == "eval":
             self._write(" | ".join([place, *said]))
             if self._bar is not None:
-                self._bar.evaluation = f"eval loss {plain(record['loss'])}" if "loss" in record else ""
+                self._bar.evaluation = evaluation_headline(record)
             return
         self._history.append((self._clock(), step))
         left = remaining_s(self._history, self._total) if self._total is not None else None

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from drumline.rundir import RunDir, read_json, read_lines, write_atomic
-from drumline.track.units import as_finite
+from drumline.track.protocol import RECORD_KEYS
+from drumline.track.units import as_finite, as_float, highest
+
+if TYPE_CHECKING:
+    from drumline.track.figures import Plot
 
 Record = dict[str, Any]
+
+MEMORY = ("memory_peak_bytes", "memory_resident_bytes")
+"""What a run's memory is, on GPU and on CPU."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +29,8 @@ class RunRecords:
 
     name: str
     config: str
+    settings: Record
+    """config.yaml, read; empty where it is missing or broken."""
     plan: Record
     env: Record
     end: Record
@@ -45,6 +55,8 @@ class Summary:
     last_eval_loss: float | None
     best_eval_loss: float | None
     best_eval_step: int | None
+    last_eval_metrics: dict[str, float | None]
+    """The last evaluation's metrics besides the loss; None: not finite."""
     last_train_loss: float | None
     duration_s: float | None
     units_per_s: float | None
@@ -53,7 +65,7 @@ class Summary:
     mfu: float | None
     """Median over the log lines."""
     memory_bytes: float | None
-    """Highest over the log lines."""
+    """Highest over log lines and ranks: of a GPU's tensors, or of a process on CPU."""
 
 
 def read_run(run: Path) -> RunRecords:
@@ -62,9 +74,11 @@ def read_run(run: Path) -> RunRecords:
     notes: list[str] = []
     metrics = _lines(paths.metrics, notes)
     config = paths.config.read_text(encoding="utf-8", errors="replace") if paths.config.exists() else ""
+    settings = _settings(config, notes)
     return RunRecords(
-        name=_name(config, notes) or run.resolve().name,
+        name=str(settings.get("name") or run.resolve().name),
         config=config,
+        settings=settings,
         plan=_document(paths.plan, notes),
         env=_document(paths.env, notes),
         end=_document(paths.exit, notes),
@@ -83,6 +97,7 @@ def summarise(records: RunRecords) -> Summary:
     measured = [*records.train, *records.evals]
     speed = "units_per_s" if any("units_per_s" in record for record in records.train) else "samples_per_s"
     units = [str(record["unit"]) for record in records.train if record.get("unit")]
+    memory = (highest(record.get(key)) for record in records.train for key in MEMORY)
     steps = [_whole(records.end.get("steps")), *(_whole(record.get("step")) for record in measured)]
     return Summary(
         status=str(records.end.get("reason", "no end on record: it is still running, or was killed")),
@@ -93,12 +108,13 @@ def summarise(records: RunRecords) -> Summary:
         last_eval_loss=as_finite(records.evals[-1].get("loss")) if records.evals else None,
         best_eval_loss=best,
         best_eval_step=_whole(best_record.get("step")),
+        last_eval_metrics=_metrics(records.evals[-1]) if records.evals else {},
         last_train_loss=as_finite(records.train[-1].get("loss")) if records.train else None,
         duration_s=max(_finite(measured, "elapsed_s"), default=None),
         units_per_s=_median(_finite(records.train, speed)),
         unit=units[0] if units and speed == "units_per_s" else "samples",
         mfu=_median(_finite(records.train, "mfu")),
-        memory_bytes=max(_finite(records.train, "memory_bytes"), default=None),
+        memory_bytes=max((value for value in memory if value is not None), default=None),
     )
 
 
@@ -112,13 +128,18 @@ def write_report(run: Path, out: Path | None = None) -> Path:
 
     records = read_run(run)
     plots = draw_plots(records.train, records.evals, str(records.plan.get("device", "unknown")))
-    folder = out if out is not None else run / "report"
+    page = render_page(records, summarise(records), [plot.svg for plot in plots])
+    return write_page(out if out is not None else run / "report", page, plots)
+
+
+def write_page(folder: Path, page: str, plots: Sequence[Plot]) -> Path:
+    """Write index.html and a PNG for each plot into the folder, which is made; returns the page's path."""
     folder.mkdir(parents=True, exist_ok=True)
     for plot in plots:
         write_atomic(folder / f"{plot.name}.png", plot.png)
-    page = folder / "index.html"
-    write_atomic(page, render_page(records, summarise(records), plots))
-    return page
+    index = folder / "index.html"
+    write_atomic(index, page)
+    return index
 
 
 def _document(path: Path, notes: list[str]) -> Record:
@@ -143,14 +164,17 @@ def _lines(path: Path, notes: list[str]) -> list[Record]:
     return records
 
 
-def _name(config: str, notes: list[str]) -> str | None:
+def _settings(config: str, notes: list[str]) -> Record:
     try:
         document = yaml.safe_load(config)
     except yaml.YAMLError as error:
         notes.append(f"config.yaml cannot be read: {error}")
-        return None
-    name = document.get("name") if isinstance(document, dict) else None
-    return str(name) if name else None
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _metrics(record: Record) -> dict[str, float | None]:
+    return {k: as_finite(v) for k, v in record.items() if k not in RECORD_KEYS and as_float(v) is not None}
 
 
 def _finite(records: list[Record], key: str) -> list[float]:

@@ -1,8 +1,9 @@
-"""Numbers as people read them, in the console and in the report."""
+"""Values as people read them, in the console and in the report."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -50,3 +51,35 @@ def duration(seconds: float | None) -> str:
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)
     return f"{days}d {hour:02}:{minute:02}:{second:02}" if days else f"{hour}:{minute:02}:{second:02}"
+
+
+def highest(value: Any) -> float | None:
+    """The number itself, or the highest finite one of a list by rank; None where there is none."""
+    values = value if isinstance(value, list) else [value]
+    return max((number for part in values if (number := as_finite(part)) is not None), default=None)
+
+
+def span(values: Sequence[Any], write: Callable[[float], str] = plain) -> str:
+    """Lowest and highest number of a list, as `1.0000 to 2.5000`; one alone where they read the same."""
+    numbers = [number for value in values if (number := as_float(value)) is not None]
+    ends = dict.fromkeys(write(end) for end in (min(numbers), max(numbers))) if numbers else ["none"]
+    return " to ".join(ends)
+
+
+def as_text(value: Any) -> str:
+    """A setting as text; lists of plain values are joined, nothing at all is `none`."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None or value == {} else str(value)
+
+
+def leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested mappings and lists as (dotted key, value) pairs; a list of plain values stays one value."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            yield from leaves(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list) and any(isinstance(inner, Mapping | list) for inner in value):
+        for index, inner in enumerate(value):
+            yield from leaves(inner, f"{prefix}[{index}]")
+    elif prefix:
+        yield prefix, value

@@ -30,7 +30,8 @@ TRAIN = {
     "units_per_s": 12345.4,
     "unit": "tokens",
     "mfu": 0.4123,
-    "memory_bytes": 1.5 * 2**30,
+    "memory_peak_bytes": [2**30, 1.5 * 2**30],
+    "memory_allocated_bytes": [2**29, 2**29],
     "loader_wait_s": 0.02,
     "skipped": 0,
     "elapsed_s": 20.0,
@@ -120,7 +121,7 @@ def test_plain_lines_are_exact() -> None:
         "2 processes on cpu, ddp; global batch 64 = 2 x 32; fp32; 400 updates\n"
         "step 10/400 | loss 2.3140 | 12,345 tokens/s | MFU 41.2% | memory 1.5 GiB | lr 3.00e-04 | grad norm 0.812"
         " | loader wait 0.02 s\n"
-        "step 10/400 | eval loss 2.5000 | 1,512 samples | accuracy 0.5000\n"
+        "step 10/400 | eval loss 2.5000 | accuracy 0.5000 | 1,512 samples\n"
         "step 20/400 | loss 2.3140 | 2 skipped | 12,345 tokens/s | memory 1.5 GiB | lr 3.00e-04 | grad norm 0.812"
         " | loader wait 0.02 s | ETA 0:12:40\n"
     )
@@ -163,6 +164,37 @@ def test_values_that_are_not_finite_or_missing() -> None:
     assert facts(record) == ["loss nan", "nan units/s", "grad norm inf"]
     assert facts({"kind": "eval", "step": 1, "loss": math.inf, "f1": math.nan}) == ["eval loss inf", "f1 nan"]
     assert facts({}) == []
+    assert facts({"memory_resident_bytes": [], "f1": []}) == ["f1 none"]
+
+
+def test_of_values_by_rank_the_highest_is_shown_and_of_many_metrics_the_first() -> None:
+    record: dict[str, Any] = {"kind": "eval", "loss": 2.5, "count": 7}
+    record |= {f"metric_{k}": k / 10 for k in range(50)} | {
+        "lr": 1e-3,
+        "memory_resident_bytes": [2**20, 3 * 2**20, None],
+    }
+    shown = facts(record)
+    assert shown[:2] == ["eval loss 2.5000", "metric_0 0.0000"]
+    assert shown[8:] == ["metric_7 0.7000", "42 more", "7 samples", "memory 3 MiB", "lr 1.00e-03"]
+    assert facts({"f1": [0.5, 0.25, 1.0], "same": [2, 2]}) == ["f1 0.2500 to 1.0000", "same 2.0000"]
+
+
+def test_learners_are_shown_by_name_beside_the_loss() -> None:
+    record = {
+        "kind": "train",
+        "loss": 2.0,
+        "critic/loss": 1.5,
+        "critic/lr": 1e-5,
+        "lr": 1e-3,
+        "gradient_noise_scale": 8.04,
+    }
+    assert facts(record) == [
+        "loss 2.0000",
+        "critic/loss 1.5000",
+        "critic/lr 1.00e-05",
+        "lr 1.00e-03",
+        "noise scale 8.0",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -199,13 +231,15 @@ def test_the_bar_shows_the_newest_record_and_leaves_lines() -> None:
     tracker.start(plan(), 400)
     assert terminal.screen()[1].startswith("starting ")
     tracker.log(train(100))
-    tracker.log({"kind": "eval", "step": 100, "loss": 2.5, "count": 512})
+    tracker.log({"kind": "eval", "step": 100, "loss": 2.5, "accuracy": 0.75, "f1": 0.5, "count": 512})
     tracker.log(train(200, loss=2.0))
     start, evaluation, bar, newest = terminal.screen()
     assert start == "2 processes on cpu, ddp; global batch 64 = 2 x 32; fp32; 400 updates"
-    assert evaluation == "step 100/400 | eval loss 2.5000 | 512 samples"
+    assert evaluation == "step 100/400 | eval loss 2.5000 | accuracy 0.7500 | f1 0.5000 | 512 samples"
     assert re.fullmatch(r"step 200/400 [━╸╺]+ 50%  ETA 0:00:40", bar)
-    assert newest.startswith("loss 2.0000  eval loss 2.5000  12,345 tokens/s  MFU 41.2%  memory 1.5 GiB  lr 3.00e-04")
+    assert newest.startswith(
+        "loss 2.0000  eval loss 2.5000  eval accuracy 0.7500  12,345 tokens/s  MFU 41.2%  memory 1.5 GiB"
+    )
     assert len(newest) <= 100
     assert threading.active_count() == threads
     tracker.close()

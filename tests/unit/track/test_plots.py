@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 
 from drumline.errors import MissingExtra
-from drumline.track.plots import PAGE_COLOURS, PLOT_NAMES, Plot, draw_plots, smooth, thin
+from drumline.track.figures import PAGE_COLOURS, Plot, smooth, thin
+from drumline.track.plots import PLOT_NAMES, draw_plots
 
 Record = dict[str, Any]
 
 
 def train_records(num: int = 60) -> list[Record]:
-    rest = {"lr": 1e-3, "units_per_s": 32000.0, "unit": "tokens", "memory_bytes": 6e8}
+    rest = {"lr": 1e-3, "units_per_s": 32000.0, "unit": "tokens", "memory_peak_bytes": [6e8, 7e8]}
     return [{"step": 10 * k, "loss": 2 + 3 / k, **rest} for k in range(1, num + 1)]
 
 
@@ -56,7 +57,7 @@ def test_five_plots_with_titles_units_and_legend(plots: list[Plot]) -> None:
     assert {"evaluation loss", "accuracy", "best 0.5"} <= set(evaluation)
     assert "learning rate" in rate
     assert {"tokens per second", "30,000"} <= set(speed)
-    assert "peak memory of rank 0's GPU (GiB)" in memory
+    assert {"GPU memory (GiB)", "peak, highest of 2 ranks"} <= set(memory)
 
 
 def test_the_svg_takes_its_colours_from_the_page_and_its_ids_are_its_own(plots: list[Plot]) -> None:
@@ -99,8 +100,31 @@ def test_odd_records_are_drawn_as_far_as_they_go() -> None:
     train[5] = {"step": None, "loss": "high", "units_per_s": True}
     evals = [{"step": 0, "loss": 3.0, "a $x^$ <b> metric" + "y" * 200: 1.0, "label": "text"}]
     plots = draw_plots(train, evals, "cpu")
-    assert "a $x^$ <b> metric" + "y" * 23 in words(plots[1])
+    assert "a $x^$ <b> metric" + "y" * 22 + "…" in words(plots[1])
     assert "label" not in words(plots[1])
+
+
+def test_memory_is_drawn_by_kind_with_the_highest_rank_on_top() -> None:
+    kinds = {"memory_reserved_bytes": [9e9, 8e9], "memory_allocated_bytes": [1e9, None], "memory_resident_bytes": 5e9}
+    train = [{"step": step, "loss": 1.0, **kinds} for step in (1, 2, 3)]
+    memory = words(draw_plots(train, [], "cuda")[-1])
+    assert {"reserved, highest of 2 ranks", "allocated, highest of 2 ranks"} <= set(memory)
+    assert not any(word.startswith(("peak", "resident")) for word in memory)  # the latter is no list by rank
+    alone = words(draw_plots([{"step": 1, "memory_resident_bytes": [6e8]}], [], "cpu")[-1])
+    assert {"resident", "memory of a process (GiB)"} <= set(alone)
+
+
+def test_learners_have_a_curve_each_in_the_loss_plot() -> None:
+    train = [{"step": step, "loss": 2.0, "critic/loss": 1.5, "_$m$/loss": 0.5} for step in (1, 2)]
+    loss = words(draw_plots(train, [], "cpu")[0])
+    assert {"training", "training, critic", "training, _$m$"} <= set(loss)
+
+
+def test_of_many_metrics_the_first_have_a_panel() -> None:
+    evals = [{"kind": "eval", "step": 1, "loss": 1.0, **{f"metric_{k}": 1.0 for k in range(50)}}]
+    evaluation = words(draw_plots([], evals, "cpu")[1])
+    assert {"evaluation loss", "metric_0", "metric_2"} <= set(evaluation)
+    assert "metric_3" not in evaluation
 
 
 def test_samples_are_the_unit_where_there_is_no_other() -> None:

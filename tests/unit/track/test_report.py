@@ -13,9 +13,10 @@ import pytest
 
 from drumline.plan.record import Plan
 from drumline.rundir import LineWriter, RunDir, write_json
+from drumline.track.page import MAX_ROWS
 from drumline.track.plots import PLOT_NAMES
 from drumline.track.report import read_run, summarise, write_report
-from drumline.track.report_page import MAX_ROWS, flatten, render_page
+from drumline.track.report_page import render_page
 
 PLAN = Plan("ddp", "cpu", (), 2, "gloo", 64, 32, 1, "fp32", 0, 400, 100, {"kind": "two processes & room for each"})
 START = 1_764_300_000.0
@@ -64,7 +65,12 @@ def lines(path: Path, records: list[dict[str, Any]]) -> None:
 def metrics() -> list[dict[str, Any]]:
     train = [
         {"time": START + step, "kind": "train", "step": step, "epoch": 0, "loss": 2 + 30 / step, "lr": 1e-3}
-        | {"units_per_s": 3000.0 + step, "unit": "tokens", "memory_bytes": 6e8, "elapsed_s": float(step)}
+        | {
+            "units_per_s": 3000.0 + step,
+            "unit": "tokens",
+            "memory_resident_bytes": [5e8, 6e8],
+            "elapsed_s": float(step),
+        }
         for step in range(10, 401, 10)
     ]
     evals = [
@@ -175,7 +181,7 @@ def test_each_file_may_be_missing(missing: str, tmp_path: Path) -> None:
 
 def test_an_empty_directory_still_gives_a_page(tmp_path: Path) -> None:
     page = checked(write_report(tmp_path).read_text(encoding="utf-8"))
-    assert page.words.count("Nothing was recorded.") == 5
+    assert page.words.count("Nothing was recorded.") == 6
     assert page.words.count("nothing was recorded") == 5
 
 
@@ -214,6 +220,34 @@ def test_nothing_from_a_file_becomes_markup(tmp_path: Path) -> None:
     assert "<img src=x onerror=alert(1)>" in page_of(run.path).words
 
 
+def test_values_by_rank_and_fifty_metrics(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "moby")
+    metrics = {"accuracy": 0.75} | {f"metric_{k}": k / 4 for k in range(49)} | {"by_class": [0.5, 0.25]}
+    lines(run.metrics, [{"time": START + 401, "kind": "eval", "step": 400, "loss": 2.0, "count": 9, **metrics}])
+    last = {"memory_peak_bytes": [2**30, 1.5 * 2**30], "memory_allocated_bytes": [2.0**20 * rank for rank in range(99)]}
+    lines(run.metrics, [{"time": START + 402, "kind": "train", "step": 410, "loss": 2.0, "critic/loss": 1.5, **last}])
+    words = page_of(run.path).words
+    tiles = words[: words.index("Evaluations")]
+    assert tiles[tiles.index("evaluation accuracy") + 1] == "0.7500"
+    assert "evaluation metric_1" in tiles and "evaluation metric_2" not in tiles
+    assert tiles[tiles.index("memory") :][1:3] == ["1.5 GiB", "highest of all ranks"]
+    assert {"metric_0", "metric_48", "12.0000", "0.5000, 0.2500"} <= set(words)
+    line = words[words.index("Last log line") :]
+    assert line[line.index("memory_peak_bytes") + 1] == "1.0 GiB, 1.5 GiB"
+    assert line[line.index("memory_allocated_bytes") + 1] == "0 MiB to 98 MiB"
+    assert line[line.index("critic/loss") + 1] == "1.5000"
+
+
+def test_a_failed_tracker_stands_out(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "moby")
+    lines(run.events, [{"event": "tracker_failed", "rank": 0, "tracker": "Sink", "message": "Sink.log: no answer"}])
+    records = read_run(run.path)
+    assert (
+        '<tr class="warn"><td class="key">' in render_page(records, summarise(records), []).split("tracker_failed")[0]
+    )
+    assert "Sink.log: no answer; tracker Sink" in page_of(run.path).words
+
+
 def test_long_tables_are_shortened_in_the_middle(tmp_path: Path) -> None:
     run = make_run(tmp_path / "moby")
     lines(run.events, [{"event": "skipped", "rank": 0, "message": f"update {k}"} for k in range(1000)])
@@ -231,12 +265,18 @@ def test_the_summary_takes_best_from_finite_values_and_medians(tmp_path: Path) -
     assert (summary.best_eval_loss, summary.best_eval_step, summary.last_eval_loss) == (2.25, 200, 2.3)
     assert (summary.duration_s, summary.units_per_s, summary.unit) == (402.0, 3205.0, "tokens")
     assert (summary.mfu, summary.memory_bytes, summary.last_train_loss) == (None, 6e8, 2.075)
+    assert summary.last_eval_metrics == {}
+    scored = {
+        "kind": "eval",
+        "step": 7,
+        "loss": 2.0,
+        "f1": 0.5,
+        "auc": math.nan,
+        "count": 3,
+        "by_class": [1.0],
+        "x": "y",
+    }
+    assert summarise(replace(records, evals=[scored])).last_eval_metrics == {"f1": 0.5, "auc": None}
     killed = summarise(replace(records, end={}, evals=[{"kind": "eval", "step": 7, "loss": math.nan}]))
     assert (killed.exit_status, killed.steps) == (None, 400)
     assert (killed.best_eval_loss, killed.last_eval_loss, killed.best_eval_step) == (None, None, None)
-
-
-def test_flatten() -> None:
-    value = {"a": {"b": [1, 2], "c": {}}, "d": [{"e": None}, [3]], "f": []}
-    assert list(flatten(value)) == [("a.b", "1, 2"), ("a.c", "none"), ("d[0].e", "none"), ("d[1]", "3"), ("f", "none")]
-    assert list(flatten({})) == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from drumline.track.units import as_finite, as_float, duration, plain, rate, size
+from drumline.track.units import as_finite, as_float, as_text, duration, highest, leaves, plain, rate, size, span
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,25 @@ def test_size() -> None:
 def test_only_numbers_count_as_numbers() -> None:
     assert [as_float(value) for value in (1, 1.5, True, "1", None)] == [1.0, 1.5, None, None, None]
     assert [as_finite(value) for value in (1.5, math.nan, math.inf, None)] == [1.5, None, None, None]
+
+
+def test_leaves() -> None:
+    value = {"a": {"b": [1, 2], "c": {}}, "d": [{"e": None}, [3]], "f": []}
+    assert list(leaves(value)) == [("a.b", [1, 2]), ("a.c", {}), ("d[0].e", None), ("d[1]", [3]), ("f", [])]
+    assert [as_text(leaf) for _, leaf in leaves(value)] == ["1, 2", "none", "none", "3", "none"]
+    assert list(leaves({})) == list(leaves(None)) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [(3, 3.0), ([1, 4.5, None, math.inf, "x"], 4.5), ([], None), ([math.nan], None), (None, None), (True, None)],
+)
+def test_highest(value: Any, found: float | None) -> None:
+    assert highest(value) == found
+
+
+def test_span() -> None:
+    assert span([2.0, 0.5, None, "x"]) == "0.5000 to 2.0000"
+    assert span([2**20, 3 * 2**20], size) == "1 MiB to 3 MiB"
+    assert span([1.00001, 1.00002]) == "1.0000"
+    assert span([]) == span(["x"]) == "none"
