@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from drumline.config.schema import RunConfig
     from drumline.config.train import TrainConfig
+    from drumline.engine.callbacks import Callback
     from drumline.engine.records import Result, StepInfo
     from drumline.engine.trainer import Trainer
     from drumline.errors import DrumlineError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from drumline.parallel.strategy import Loss
 
 _HOMES = {
+    "Callback": "drumline.engine.callbacks",
     "DrumlineError": "drumline.errors",
     "Loss": "drumline.parallel.strategy",
     "Result": "drumline.engine.records",
@@ -28,7 +30,18 @@ _HOMES = {
     "World": "drumline.launcher.world",
     "launch": "drumline.launcher.functions",
 }
-__all__ = ["DrumlineError", "Loss", "Result", "RunConfig", "StepInfo", "TrainConfig", "Trainer", "World", "launch"]
+__all__ = [
+    "Callback",
+    "DrumlineError",
+    "Loss",
+    "Result",
+    "RunConfig",
+    "StepInfo",
+    "TrainConfig",
+    "Trainer",
+    "World",
+    "launch",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -101,7 +101,7 @@ def train_spoilt(case: Spoilt) -> Ended:
                     ended.skipped = info.logged["skipped"]
                 if info.evaluation is not None:
                     ended.evaluated.append(info.step)
-                scale = trainer._run.strategy.state()["loss_scale"]
+                scale = trainer._run.strategy.state()["learners"]["main"]["loss_scale"]
                 ended.scales += [] if scale is None else [scale["scale"]]
         except Exception as error:
             ended.error, ended.message = type(error).__name__, str(error)

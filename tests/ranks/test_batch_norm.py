@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,98 @@ def test_a_rank_without_rows_leaves_no_trace(ranks: RankPool, tmp_path: Path) ->
     shared = ranks.run(3, traces, fresh(tmp_path), True)
     for state, _, _ in shared:
         assert largest_difference(state, shared[0][0]) == 0
+
+
+class PerFeature(nn.Module):
+    """BatchNorm over single values: a micro-batch of one sample has one value a channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.out = nn.Linear(WIDTH, 1)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.out(self.norm(x[:, 0])).squeeze(-1)
+        return outputs
+
+
+@dataclass
+class Tailed:
+    """What one rank saw of a run whose last window leaves it a single sample."""
+
+    states: list[dict[str, Tensor]] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    evaluations: list[float] = field(default_factory=list)
+    loaded: float = 0.0
+    """The last evaluation, by a new trainer that has loaded the checkpoint."""
+
+
+def train_to_a_tail(folder: str, num_rows: int) -> Tailed:
+    seen, model = Tailed(), PerFeature()
+    train = {"global_batch": 4, "epochs": 2, "shuffle": False}
+    case = Case(f"{folder}/first", {"train": train, "checkpoint": {"at_end": True}})
+    held_out = MaskedRows(7)
+    with Trainer(model, config_of(case), MaskedRows(num_rows), loss=squared_error, eval_data=held_out) as trainer:
+        for info in trainer.steps():
+            assert info.logged is not None
+            seen.losses.append(info.logged["loss"])
+            seen.states.append({name: value.clone() for name, value in model.state_dict().items()})
+            if info.evaluation is not None:
+                seen.evaluations.append(info.evaluation["loss"])
+    again = Case(f"{folder}/second", {"train": train})
+    other = PerFeature()
+    with Trainer(other, config_of(again), MaskedRows(num_rows), loss=squared_error, eval_data=held_out) as trainer:
+        trainer.load(f"{folder}/first/checkpoints/step_{len(seen.losses)}")
+        seen.loaded = trainer.evaluate()["loss"]
+    return seen
+
+
+def by_hand(num_rows: int, shares: list[list[range]]) -> tuple[list[float], dict[str, Tensor]]:
+    """Losses and weights of a plain loop over windows of rank shares; statistics are moved by rank 0's alone."""
+    model, rows, losses = PerFeature(), MaskedRows(num_rows), []
+    for window in shares:
+        losses.append(0.0)
+        model.zero_grad()
+        kept: dict[str, Tensor] = {}
+        before = {name: value.clone() for name, value in model.named_buffers()}
+        for rank, share in enumerate(window):
+            batch = torch.utils.data.default_collate([rows[i] for i in share])
+            for name, value in model.named_buffers():
+                value.copy_(before[name])
+            model.norm.train(len(share) > 1)
+            loss = squared_error(model, batch) * (len(share) / sum(map(len, window)))
+            loss.backward()
+            losses[-1] += loss.item()
+            if rank == 0:
+                kept = {name: value.clone() for name, value in model.named_buffers()}
+        for name, value in model.named_buffers():
+            value.copy_(kept[name])
+        with torch.no_grad():
+            for p in model.parameters():
+                assert p.grad is not None
+                p.sub_(p.grad, alpha=0.05)
+    return losses, dict(model.state_dict())
+
+
+@pytest.mark.parametrize(("world", "num_rows"), [(1, 9), (2, 10), (2, 9), (2, 11)])
+def test_a_tail_of_one_sample_trains(ranks: RankPool, tmp_path: Path, world: int, num_rows: int) -> None:
+    """World 2: one sample each; one sample and a rank that takes part; one sample on rank 1 alone."""
+    windows = [range(first, min(first + 4, num_rows)) for first in range(0, num_rows, 4)]
+    shares = []
+    for window in windows:
+        larger = -(-len(window) // world)
+        shares.append([part for part in (window[:larger], window[larger:]) if part])
+    losses, weights = by_hand(num_rows, shares * 2)
+    found = ranks.run(world, train_to_a_tail, str(tmp_path), num_rows)
+    for seen in found:
+        torch.testing.assert_close(seen.losses, losses, rtol=0, atol=1e-10)
+        assert largest_difference(seen.states[-1], weights) < 1e-10
+        for mine, first in zip(seen.states, found[0].states, strict=True):
+            assert largest_difference(mine, first) == 0
+        assert len(seen.evaluations) == 2
+        assert seen.loaded == seen.evaluations[-1] == found[0].evaluations[-1]
 
 
 def train_on_own_rows(directory: str, config: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from drumline import DrumlineError, StepInfo, Trainer
+from drumline import Callback, DrumlineError, Result, StepInfo, Trainer
 from tests.rank_pool import RankError, RankPool
 from tests.ranks.failing import failures_of
 from tests.ranks.test_batch_norm import Normalised, squared_error
@@ -165,3 +165,106 @@ def test_all_ranks_may_evaluate_in_a_callback(ranks: RankPool, tmp_path: Path) -
     (undisturbed, _), _ = ranks.run(2, train_with_evaluations, fresh(tmp_path), False)
     assert losses == seen and len(losses) == 6
     assert largest_difference(weights, undisturbed) == largest_difference(weights, other) == 0
+
+
+class Breaks(Callback):
+    """Raises in one of its methods, on one rank."""
+
+    def __init__(self, method: str, rank: int) -> None:
+        self._method = method
+        self._rank = rank
+
+    def _break(self, method: str) -> None:
+        if method == self._method and dist.get_rank() == self._rank:
+            raise ArithmeticError(f"broken in {method}")
+
+    def on_start(self, trainer: Trainer) -> None:
+        self._break("on_start")
+
+    def on_update(self, trainer: Trainer, info: StepInfo) -> None:
+        self._break("on_update")
+
+    def on_epoch_end(self, trainer: Trainer, info: StepInfo) -> None:
+        self._break("on_epoch_end")
+
+    def on_evaluation(self, trainer: Trainer, info: StepInfo) -> None:
+        self._break("on_evaluation")
+
+    def on_save(self, trainer: Trainer, path: Path) -> None:
+        self._break("on_save")
+
+
+METHODS = ("on_start", "on_update", "on_epoch_end", "on_evaluation", "on_save")
+
+
+def train_with(directory: str, method: str, rank: int) -> None:
+    sections = {
+        "train": {"global_batch": 8, "epochs": 2, "shuffle": False},
+        "evaluate": {"every": 1},
+        "checkpoint": {"every": 1},
+    }
+    with Trainer(
+        make_model(),
+        config_of(Case(directory, sections)),
+        MaskedRows(16),
+        loss=MaskedRegression([]),
+        eval_data=MaskedRows(8),
+        callbacks=[Breaks(method, rank)],
+    ) as trainer:
+        trainer.fit()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_callback_raises_ends_all_ranks_by_name(ranks: RankPool, tmp_path: Path, method: str, rank: int) -> None:
+    endings = failures_of(ranks, 2, train_with, fresh(tmp_path), method, rank)
+    assert endings[rank].name == "ArithmeticError"
+    assert endings[1 - rank].name == "PeerFailed"
+    assert f"rank {rank} failed: ArithmeticError: broken in {method}" in endings[1 - rank].message
+
+
+class Notes(Callback):
+    """The steps of every call, and how it ended."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def on_epoch_end(self, trainer: Trainer, info: StepInfo) -> None:
+        self.calls.append(("epoch", info.step))
+
+    def on_evaluation(self, trainer: Trainer, info: StepInfo) -> None:
+        self.calls.append(("evaluation", info.step))
+        if dist.get_rank() == 1 and info.step == 4:
+            trainer.stop("seen enough")
+
+    def on_save(self, trainer: Trainer, path: Path) -> None:
+        self.calls.append(("save", int(path.name.removeprefix("step_"))))
+
+    def on_end(self, trainer: Trainer, result: Result | None) -> None:
+        assert result is not None
+        self.calls.append((f"end: {result.reason}", result.steps))
+
+
+def train_noting(directory: str) -> list[tuple[str, int]]:
+    notes = Notes()
+    sections = {"train": {"global_batch": 8, "epochs": 4}, "checkpoint": {"every": 2, "at_end": True}}
+    with Trainer(
+        make_model(),
+        config_of(Case(directory, sections)),
+        MaskedRows(16),
+        loss=MaskedRegression([]),
+        eval_data=MaskedRows(8),
+        callbacks=[notes],
+    ) as trainer:
+        trainer.fit()
+    return notes.calls
+
+
+def test_every_rank_is_told_and_any_may_stop_the_run(ranks: RankPool, tmp_path: Path) -> None:
+    zero, one = ranks.run(2, train_noting, fresh(tmp_path))
+    assert zero == one
+    assert zero == [
+        *(("evaluation", 2), ("save", 2), ("epoch", 2)),
+        *(("evaluation", 4), ("save", 4), ("epoch", 4)),
+        ("end: seen enough", 4),
+    ]

@@ -9,12 +9,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from drumline import Trainer
 from tests.rank_pool import RankPool
 from tests.ranks.training import (
     Case,
     MaskedRegression,
     MaskedRows,
     Record,
+    config_of,
+    fresh,
     largest_difference,
     make_model,
     train,
@@ -89,3 +92,50 @@ def test_the_scaler_changes_nothing(ranks: RankPool, tmp_path: Path, model: str)
         assert first.norms == second.norms
         assert first.losses == second.losses
         assert largest_difference(first.weights, second.weights) == 0
+
+
+def in_float32() -> nn.Module:
+    return make_model().float()
+
+
+class Float32Rows(MaskedRows):
+    """The same rows in float32."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        row = super().__getitem__(index)
+        return {name: value.float() if value.is_floating_point() else value for name, value in row.items()}
+
+
+def train_in_float32(directory: str, optimizer: dict[str, Any]) -> tuple[list[float], dict[str, Tensor]]:
+    """Norms and weights: here the kernels of the fused optimizer divide the gradients."""
+    model, norms = in_float32(), []
+    settings = {**TRAIN, "optimizer": optimizer}
+    case = Case(directory, {"train": settings}, num_rows=72)
+    with Trainer(model, config_of(case), Float32Rows(72), loss=MaskedRegression([])) as trainer:
+        for info in trainer.steps():
+            assert info.logged is not None
+            norms.append(info.logged["grad_norm"])
+    return norms, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_the_kernels_clip_as_a_plain_loop_does(ranks: RankPool, tmp_path: Path, name: str) -> None:
+    model, rows, task = in_float32(), Float32Rows(72), MaskedRegression([])
+    made: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    if name == "adamw":
+        made = torch.optim.AdamW(model.parameters(), 0.05, betas=(0.9, 0.95), weight_decay=0.0)
+    norms = []
+    for first in range(0, 72, 12):
+        batch = torch.utils.data.default_collate([rows[i] for i in range(first, first + 12)])
+        made.zero_grad()
+        (task.loss(task.forward(model, batch), batch).total / task.count(batch)).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)))
+        made.step()
+    assert min(norms) > MAX_NORM
+    optimizer = {"name": name, "momentum": 0.9, "weight_decay": 0.0}
+    for world in (1, 2):
+        found = ranks.run(world, train_in_float32, fresh(tmp_path), optimizer)
+        for theirs, weights in found:
+            torch.testing.assert_close(theirs, norms, rtol=1e-5, atol=0)
+            assert largest_difference(weights, dict(model.state_dict())) < 2e-6
+            assert largest_difference(weights, found[0][1]) == 0

@@ -34,7 +34,7 @@ def weighted(case: Case) -> list[int]:
     assert train_config.global_batch is not None
     loader = RowLoader(as_source(MaskedRows(case.num_rows)), MaskedRegression([]), LoaderOptions())
     cut = Cut(train_config.global_batch, train_config.global_batch, world.rank, world.size)
-    feed = RowFeed(loader, case.num_rows, cut, 0, shuffle=True, needs_count=False)
+    feed = RowFeed(loader, cut, 0, shuffle=True, needs_count=False)
     windows = list(feed.epoch(0, 0))
     assert all(window.micro_batches for window in windows)
     return [i for w in windows for m in w.micro_batches if m.weight for i in m.batch["id"].tolist()]

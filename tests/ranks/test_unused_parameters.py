@@ -20,7 +20,7 @@ from tests.ranks.training import Case, config_of, fresh, largest_difference
 NEVER = [False]
 OPTIMIZERS: list[dict[str, Any]] = [
     {"name": "sgd", "momentum": 0.9, "weight_decay": 0.1},
-    {"name": "adamw", "weight_decay": 0.1},
+    {"name": "adamw", "weight_decay": 0.1, "decay_all": True},
 ]
 # Rows of a window of 12, of which rank 0 of two takes the first six, in three passes of two where it accumulates.
 ON_RANK_0 = [True] * 6 + [False] * 6

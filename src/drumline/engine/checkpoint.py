@@ -19,8 +19,9 @@ MANIFEST = "manifest.json"
 
 
 def save_checkpoint(run: Run) -> Path:
-    """Save model, optimizer, schedule, scaler and position; rank 0 writes, all ranks wait for it."""
+    """Save weights, their average, each learner's state and the position; rank 0 writes, all ranks wait for it."""
     run.learn(keep=0)
+    run.strategy.settle()
     path = run.directory.checkpoint_of(run.progress.step)
     problem = None
     if run.is_rank_zero:
@@ -34,7 +35,9 @@ def save_checkpoint(run: Run) -> Path:
         raise DataError(
             f"the checkpoint {path} could not be written: {problem}", "free space, or choose another run_dir"
         )
+    run.saved_at = run.progress.position
     run.event("checkpoint", step=run.progress.step)
+    run.callbacks.tell("on_save", path)
     return path
 
 
@@ -99,3 +102,4 @@ def load_checkpoint(run: Run, path: Path) -> None:
             f"the checkpoint {path} does not fit: {error}", "build the model and optimizer that it was saved from"
         ) from error
     run.progress = Progress.from_state(state["progress"])
+    run.saved_at = None

@@ -14,6 +14,7 @@ import torch
 from torch.distributed import DistError
 
 import drumline
+from drumline.data.sharing import explained
 from drumline.engine.run import Run
 from drumline.errors import DrumlineError, GroupError, PeerFailed
 from drumline.launcher.failures import FIX_MARK, failure_of
@@ -66,7 +67,11 @@ def failing_together(current: Callable[[], Run | None], forget: Callable[[], Non
             if run is None:
                 raise
             forget()
-            fail(run, error)
+            # torch tells of a killed loader process wherever the main thread is just then.
+            reason = explained(error) if isinstance(error, RuntimeError | OSError) else None
+            fail(run, reason or error)
+            if reason is not None:
+                raise reason from error
             raise
 
 

@@ -1,17 +1,23 @@
-"""Evaluation: every sample once, no wrapper, one message at the end."""
+"""Evaluation: every sample once, no wrapper, and only at its end a meeting of the ranks."""
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import nn
 
+from drumline.engine.measure import Measurement, own_memory
 from drumline.engine.meter import Meter, means
 from drumline.engine.run import Run
 from drumline.errors import ConfigError
 from drumline.parallel.objective import add_sums
-from drumline.parallel.strategy import Sums, needs_count
+from drumline.parallel.strategy import MAIN, Batch, Loss, MicroBatch, Sums, Task, needs_count
+
+logger = logging.getLogger("drumline")
 
 
 @contextmanager
@@ -27,18 +33,73 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def evaluate(run: Run) -> dict[str, float]:
-    """Metrics over the whole evaluation set, equal on all ranks; `count` is the number of samples."""
+    """Losses and metrics over the whole evaluation set, equal on all ranks; `count` is the number of samples.
+
+    With averaged weights, if the run has them. Tasks may have metrics besides those of their Loss; see Measurement.
+    """
     feed = run.evaluation_feed
     if feed is None:
         raise ConfigError("there is no evaluation data", "give eval_data= to the trainer, or data.eval in the recipe")
     meter, samples = Meter(), 0
-    with evaluating(run.model):
+    device = run.groups.device
+    measurements = {
+        name: Measurement(task, device, "" if name == MAIN else f"{name}/") for name, task in run.tasks.items()
+    }
+    with evaluating(run.model), run.strategy.averaged():
         for micro_batch in feed.evaluation():
             samples += micro_batch.samples
-            if micro_batch.units == 0 and needs_count(run.task):
-                continue
-            sums: Sums = {}
-            add_sums(sums, run.strategy.forward(micro_batch.batch), micro_batch)
-            meter.add(sums)
-    answers = run.groups.side.exchange("evaluate", [samples, meter.take()])
-    return {"count": sum(answer[0] for answer in answers), **means([answer[1] for answer in answers])}
+            batch = own_memory(micro_batch.batch, device)
+            for name, task in run.tasks.items():
+                if micro_batch.units or not needs_count(task):
+                    sums: Sums = {}
+                    if measurements[name].wants_outputs:
+                        loss = run.strategy.run(batch, _Pass(task, measurements[name], micro_batch))
+                    else:
+                        loss = run.strategy.forward(name, batch)
+                    add_sums(sums, loss, micro_batch, name)
+                    meter.add(sums)
+    has_rows = [measurement.has_rows for measurement in measurements.values()]
+    answers = run.groups.side.exchange("evaluate", [samples, meter.take(), has_rows])
+    found = {"count": sum(answer[0] for answer in answers), **means([answer[1] for answer in answers])}
+    for name, anywhere in zip(run.tasks, zip(*(answer[2] for answer in answers), strict=True), strict=True):
+        if any(anywhere):
+            found.update(_defined(run, measurements[name].values(run.groups)))
+        found.update(_derived(run.tasks[name], found, "" if name == MAIN else f"{name}/"))
+    return found
+
+
+class _Pass:
+    """One task's loss on a batch, with its metrics updated, as a strategy calls it."""
+
+    def __init__(self, task: Task, measurement: Measurement, micro_batch: MicroBatch) -> None:
+        self._task = task
+        self._measurement = measurement
+        self._counts = micro_batch.units > 0
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Loss:
+        outputs = self._task.forward(model, batch)
+        loss = Loss(*self._task.loss(outputs, batch))
+        if self._counts:
+            self._measurement.add(outputs, batch)
+        return loss
+
+
+def _defined(run: Run, values: dict[str, float]) -> dict[str, float]:
+    """The values that are numbers. Of those that are none, as an AUC where all rows are of one class, the log tells.
+
+    Only the first time: an evaluation before this one has left them out too.
+    """
+    last = run.progress.history[-1] if run.progress.history else values
+    for name in (name for name, value in values.items() if math.isnan(value) and name in last):
+        if run.is_rank_zero:
+            logger.info("%s is not a number on this evaluation data, and is left out", name)
+    return {name: value for name, value in values.items() if not math.isnan(value)}
+
+
+def _derived(task: Task, found: dict[str, float], prefix: str) -> dict[str, float]:
+    """What the task makes of the means, such as a perplexity."""
+    derive: Any = getattr(task, "derived", None)
+    if derive is None:
+        return {}
+    own = {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}
+    return {f"{prefix}{name}": value for name, value in derive(own).items()}

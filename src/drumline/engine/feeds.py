@@ -2,17 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from drumline.config.schema import RunConfig
+from drumline.data.limits import Fit, Load, Room, fit, fit_memory
 from drumline.data.loader import LoaderOptions, RowLoader
 from drumline.data.order import Cut
+from drumline.data.prefetch import on_device
+from drumline.data.probe import probe
+from drumline.data.sharing import SHARED_MEMORY
 from drumline.data.source import Source
 from drumline.data.stream import StreamFeed
 from drumline.data.windows import Feed, RowFeed
+from drumline.hardware.host import num_open_files, open_files, space
 from drumline.launcher.world import World
+from drumline.parallel.groups import Groups
 from drumline.parallel.strategy import Task, needs_count
 from drumline.plan.record import Plan
+
+logger = logging.getLogger("drumline")
+
+
+class Feeds(NamedTuple):
+    """What a run reads from."""
+
+    train: Feed
+    evaluation: Feed | None
+    notice: dict[str, Any] | None
+    """Facts of an event `loader`, where loaders do not run as asked; None where they do."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One feed before it is made."""
+
+    source: Source
+    cut: Cut
+    options: LoaderOptions
 
 
 def with_loader(config: RunConfig, source: Source) -> RunConfig:
@@ -40,20 +70,54 @@ def with_loader(config: RunConfig, source: Source) -> RunConfig:
     )
 
 
-def training_feed(source: Source, task: Task, config: RunConfig, plan: Plan, world: World) -> Feed:
-    """Windows for training; one data shard a process."""
-    cut = Cut(plan.global_batch, plan.micro_batch, world.rank, world.size)
-    return _feed(source, task, config, cut, _options(config, plan, plan.num_workers))
+def open_feeds(
+    train: Source, evaluation: Source | None, task: Task, config: RunConfig, plan: Plan, groups: Groups
+) -> Feeds:
+    """The feeds of a run, their loader processes within what this machine has. All ranks call it.
+
+    Where shared memory or file handles do not suffice, loaders run with less, and a warning says why and what to do.
+    """
+    world = groups.world
+    wanted = [_training(train, config, plan, world)]
+    if evaluation is not None:
+        wanted.append(_evaluation(evaluation, config, plan, world))
+    wanted, found = within_limits(wanted, world)
+    if any(each.source.is_stream for each in wanted):
+        wanted = agreed(wanted, groups)
+    feeds = [on_device(_feed(each, task, config), groups.device) for each in wanted]
+    notice = None
+    if found.message is not None:
+        notice = {
+            "message": found.message,
+            "num_workers": [each.options.num_workers for each in wanted],
+            "prefetch_factor": [each.options.prefetch_factor for each in wanted],
+            "sharing": found.sharing,
+        }
+    return Feeds(feeds[0], feeds[1] if evaluation is not None else None, notice)
 
 
 def evaluation_feed(source: Source, task: Task, config: RunConfig, plan: Plan, world: World) -> Feed:
-    """Batches for evaluation, of the size that the config, else the data's own DataLoader, else training has."""
+    """Batches of data that is evaluated or predicted on by itself, its loader processes within the machine's limits.
+
+    Of the size that the config, else the data's own DataLoader, else training has.
+    """
+    wanted = [_evaluation(source, config, plan, world)]
+    if not source.is_stream:  # those ranks would have to agree
+        wanted, _ = within_limits(wanted, world)
+    return _feed(wanted[0], task, config)
+
+
+def _training(source: Source, config: RunConfig, plan: Plan, world: World) -> Wanted:
+    cut = Cut(plan.global_batch, plan.micro_batch, world.rank, world.size)
+    return Wanted(source, cut, _options(config, plan, plan.num_workers))
+
+
+def _evaluation(source: Source, config: RunConfig, plan: Plan, world: World) -> Wanted:
     batch = config.evaluate.batch or source.batch_size or plan.micro_batch
     workers = source.num_workers
     if workers is None:
         workers = plan.num_workers if source.can_be_cut else 0
-    cut = Cut(plan.global_batch, batch, world.rank, world.size)
-    return _feed(source, task, config, cut, _options(config, plan, workers))
+    return Wanted(source, Cut(plan.global_batch, batch, world.rank, world.size), _options(config, plan, workers))
 
 
 def _options(config: RunConfig, plan: Plan, num_workers: int) -> LoaderOptions:
@@ -66,15 +130,69 @@ def _options(config: RunConfig, plan: Plan, num_workers: int) -> LoaderOptions:
     )
 
 
-def _feed(source: Source, task: Task, config: RunConfig, cut: Cut, options: LoaderOptions) -> Feed:
+def within_limits(wanted: Sequence[Wanted], world: World) -> tuple[list[Wanted], Fit]:
+    """Fit the loaders of this rank into the machine's shared memory and file handles, and say what was changed.
+
+    The soft limit on open files is raised where need be, and stays so after the run.
+    """
+    room = _room(world)
+    found = fit([_load(each, room) for each in wanted], room)
+    if found.raised is not None:
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (found.raised, hard))
+    if found.message is not None and world.local_rank == 0:  # it is the same for all ranks of this machine
+        logger.warning("loader processes do not fit this machine: %s", found.message)
+    numbers = zip(wanted, found.num_workers, found.prefetch_factor, strict=True)
+    return [
+        replace(
+            each,
+            options=replace(each.options, num_workers=workers, prefetch_factor=prefetch, sharing=found.sharing),
+        )
+        for each, workers, prefetch in numbers
+    ], found
+
+
+def _load(wanted: Wanted, room: Room) -> Load:
+    """What one loader asks for.
+
+    A batch whose size cannot be found out counts as nothing: what comes of it is told when it happens. No process is
+    started to find out where there is no room for it either.
+    """
+    options = wanted.options
+    load = Load(options.num_workers, options.prefetch_factor, 0, 0)
+    if not options.num_workers or not fit_memory([replace(load, num_workers=1, prefetch_factor=1)], room):
+        return load
+    probed = probe(wanted.source, wanted.cut.micro_batch)
+    return load if probed is None else replace(load, batch_bytes=probed.num_bytes, num_tensors=probed.num_tensors)
+
+
+def _room(world: World) -> Room:
+    shared, limits = space(SHARED_MEMORY), open_files()
+    return Room(
+        num_ranks=world.local_size,
+        shared_bytes=None if shared is None else shared.free_bytes,
+        open_files=num_open_files(),
+        soft=limits.soft,
+        hard=limits.hard,
+    )
+
+
+def agreed(wanted: Sequence[Wanted], groups: Groups) -> list[Wanted]:
+    """The least numbers of loader processes that any rank has room for: streams are cut by them."""
+    answers = groups.side.exchange("loader processes", [each.options.num_workers for each in wanted])
+    least = [min(numbers) for numbers in zip(*answers, strict=True)]
+    if least != answers[groups.world.rank] and groups.world.local_rank == 0:
+        logger.warning("streams are read by %s loader processes a rank: another machine has room for no more", least)
+    return [
+        replace(each, options=replace(each.options, num_workers=workers))
+        for each, workers in zip(wanted, least, strict=True)
+    ]
+
+
+def _feed(wanted: Wanted, task: Task, config: RunConfig) -> Feed:
+    source, cut, options = wanted.source, wanted.cut, wanted.options
     if source.is_stream:
         return StreamFeed(source, task, options, cut, config.seed)
-    assert source.num_rows is not None
     return RowFeed(
-        RowLoader(source, task, options),
-        source.num_rows,
-        cut,
-        config.seed,
-        shuffle=config.train.shuffle,
-        needs_count=needs_count(task),
+        RowLoader(source, task, options), cut, config.seed, shuffle=config.train.shuffle, needs_count=needs_count(task)
     )

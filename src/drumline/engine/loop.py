@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 from drumline.data.windows import Window
 from drumline.engine.checkpoint import save_checkpoint
 from drumline.engine.evaluate import evaluate
+from drumline.engine.learning import watched_metric
 from drumline.engine.lines import log_line, record_evaluation
-from drumline.engine.process import seed_window
+from drumline.engine.process import collect_garbage, seed_window
 from drumline.engine.records import StepInfo
 from drumline.engine.run import Interval, Run
-from drumline.parallel.strategy import Scale
+from drumline.parallel.strategy import Notes, Outcome, Scale, Sums
 
 
 class Totals(NamedTuple):
@@ -33,7 +34,9 @@ def run_updates(run: Run, epochs: int | None) -> Iterator[StepInfo]:
     last_epoch = planned if epochs is None else min(planned, run.progress.epoch + epochs)
     total = math.inf if run.plan.steps is None else run.plan.steps
     if run.config.evaluate.at_start and run.evaluation_feed is not None and run.progress.step == 0:
-        record_evaluation(run, evaluate(run), run.progress.epoch)
+        first = StepInfo(0, run.progress.epoch, 0, 0)
+        first.evaluation = record_evaluation(run, evaluate(run), first.epoch)
+        run.callbacks.tell("on_evaluation", first)
     run.interval = Interval(run.clock(), run.feed.waited_s)
     while run.reason is None and run.progress.epoch < last_epoch and run.progress.step < total:
         yield from run_epoch(run)
@@ -44,6 +47,7 @@ def run_updates(run: Run, epochs: int | None) -> Iterator[StepInfo]:
 def run_epoch(run: Run) -> Iterator[StepInfo]:
     """Run what is left of one epoch. All ranks branch on agreed values only."""
     progress, strategy = run.progress, run.strategy
+    first, *others = run.tasks
     windows = run.feed.epoch(progress.epoch, progress.window)
     window = next(windows, None)
     totals, _ = agree(run, "epoch", window, {})
@@ -55,12 +59,14 @@ def run_epoch(run: Run) -> Iterator[StepInfo]:
         if run_window:
             seed_window(run.config.seed, progress.epoch, progress.window, run.groups.world.rank)
             run.groups.side.announce(f"update {progress.step + 1}")
-            sums = strategy.window(window.micro_batches, Scale(1 / totals.units, 1 / totals.samples))
+            window.ready()
+            scale = Scale(1 / totals.units, 1 / totals.samples)
+            sums = strategy.window(first, window.micro_batches, scale)
         following = next(windows, None)
-        next_totals, notes = agree(run, "update", following, strategy.notes() if run_window else {})
+        next_totals, notes = agree(run, "update", following, strategy.notes(first) if run_window else {})
         if run.reason is not None:
             if run_window:
-                strategy.discard()
+                strategy.discard(first)
             return
         epoch, index, epoch_ends = progress.epoch, progress.window, next_totals.rows == 0
         if epoch_ends:  # at once, so that whatever is saved from here on goes on with the next one
@@ -68,11 +74,12 @@ def run_epoch(run: Run) -> Iterator[StepInfo]:
         else:
             progress.window += 1
         if run_window:
-            strategy.heed(notes)
+            strategy.heed(first, notes)
             progress.step += 1
-            outcome = strategy.step(run.config.train.max_norm)
-            run.pending.push(progress.step, outcome)
-            run.meter.add(sums, outcome.applied if run.may_skip else None)
+            outcomes = [update(run, first, sums)]
+            # A stop is agreed on with the first learner only, so that a window is whole or was never there.
+            outcomes += [take_turn(run, name, window, scale) for name in others]
+            run.pending.push(progress.step, outcomes)
             run.interval.samples += totals.rows
             run.interval.units += totals.units
         else:
@@ -85,9 +92,23 @@ def run_epoch(run: Run) -> Iterator[StepInfo]:
         window, totals = following, next_totals
 
 
-def agree(
-    run: Run, tag: str, following: Window | None, notes: dict[str, list[str]]
-) -> tuple[Totals, Sequence[dict[str, list[str]]]]:
+def update(run: Run, name: str, sums: Sums) -> Outcome:
+    """Update what this learner trains, and put its sums into the log."""
+    outcome = run.strategy.step(name, run.config.train.max_norm)
+    run.meter.add({**sums, **outcome.sums} if outcome.sums else sums, outcome.applied if run.may_skip else None)
+    return outcome
+
+
+def take_turn(run: Run, name: str, window: Window, scale: Scale) -> Outcome:
+    """A further learner's passes over the window, and its update."""
+    place = f"update {run.progress.step} of {name}"
+    run.groups.side.announce(place)
+    sums = run.strategy.window(name, window.micro_batches, scale)
+    run.strategy.heed(name, run.groups.side.exchange(place, run.strategy.notes(name)))
+    return update(run, name, sums)
+
+
+def agree(run: Run, tag: str, following: Window | None, notes: Notes) -> tuple[Totals, Sequence[Notes]]:
     """One message from every rank: the next window's counts, what the strategy must know, and whether to stop."""
     mine: dict[str, Any] = {"notes": notes, "stop": run.stop_reason}
     mine["next"] = (following.rows, following.units, following.samples) if following is not None else (0, 0, 0)
@@ -113,10 +134,19 @@ def finish_step(run: Run, info: StepInfo, *, before: int, epoch_ends: bool) -> N
     if ends or (advanced and step % config.track.every == 0):
         info.logged = log_line(run, info)
     paused = run.clock()
+    if epoch_ends:
+        run.strategy.advance("epoch", None)
     if run.evaluation_feed is not None and evaluation_is_due(run, advanced, epoch_ends=epoch_ends, ends=ends):
         info.evaluation = record_evaluation(run, evaluate(run), info.epoch)
+        schedule = config.train.schedule
+        value = watched_metric(schedule, info.evaluation) if schedule.interval == "evaluation" else None
+        run.strategy.advance("evaluation", value)
+        run.callbacks.tell("on_evaluation", info)
     if advanced and config.checkpoint.every is not None and step % config.checkpoint.every == 0:
         save_checkpoint(run)
+    if epoch_ends:
+        run.callbacks.tell("on_epoch_end", info)
+    collect_garbage(step if info.logged is None and info.evaluation is None else None)
     run.interval.began += run.clock() - paused  # rates are of training alone
     if ends:
         run.reason = run.reason or "done"

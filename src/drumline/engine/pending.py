@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,13 +12,20 @@ from torch import Tensor
 from drumline.parallel.strategy import Outcome
 
 
-class Known(NamedTuple):
-    """An outcome on the host."""
+class Numbers(NamedTuple):
+    """An outcome's values on the host."""
 
-    step: int
     norm: float
     applied: bool
     lr: float
+
+
+class Known(NamedTuple):
+    """What became of one window's updates."""
+
+    step: int
+    learners: list[Numbers]
+    """By learner, in their order."""
 
 
 class Pending:
@@ -31,16 +39,13 @@ class Pending:
         """How many are not known yet."""
         return len(self._queue)
 
-    def push(self, step: int, outcome: Outcome) -> None:
-        """Start the copy of one outcome to page-locked memory."""
-        lr = outcome.lr
-        if not isinstance(lr, Tensor):
-            lr = torch.full_like(outcome.norm, lr, dtype=torch.float64)
-        packed = torch.stack([x.double() for x in (outcome.norm, outcome.applied, lr)])
+    def push(self, step: int, outcomes: Sequence[Outcome]) -> None:
+        """Start the copy of one window's outcomes, one a learner, to page-locked memory."""
+        packed = torch.stack([value.double() for outcome in outcomes for value in on_device(outcome)])
         if not self._cuda:
             self._queue.append((step, packed, None))
             return
-        host = torch.empty(3, dtype=torch.float64, pin_memory=True)
+        host = torch.empty(len(packed), dtype=torch.float64, pin_memory=True)
         host.copy_(packed, non_blocking=True)
         event = torch.cuda.Event()
         event.record()
@@ -53,6 +58,15 @@ class Pending:
             step, values, event = self._queue.popleft()
             if event is not None:
                 event.synchronize()
-            norm, applied, lr = values.tolist()
-            known.append(Known(step, norm, bool(applied), lr))
+            flat = values.tolist()
+            learners = [Numbers(flat[i], bool(flat[i + 1]), flat[i + 2]) for i in range(0, len(flat), 3)]
+            known.append(Known(step, learners))
         return known
+
+
+def on_device(outcome: Outcome) -> tuple[Tensor, Tensor, Tensor]:
+    """Norm, applied and rate as tensors on the device."""
+    lr = outcome.lr
+    if not isinstance(lr, Tensor):
+        lr = torch.full_like(outcome.norm, lr, dtype=torch.float64)
+    return outcome.norm, outcome.applied, lr

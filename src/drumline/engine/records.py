@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
-
-if TYPE_CHECKING:
-    from drumline.engine.trainer import Trainer
+from typing import Any
 
 
 @dataclass
@@ -45,11 +42,3 @@ class Result:
     """Where the run is kept."""
     history: tuple[Mapping[str, float], ...] = field(default=())
     """Every evaluation's metrics, in order."""
-
-
-class Callback(Protocol):
-    """Called on every rank after each update; may call `trainer.log` and `trainer.stop`, on any rank."""
-
-    def __call__(self, trainer: Trainer, info: StepInfo) -> None:
-        """React to one update."""
-        ...

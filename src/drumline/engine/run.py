@@ -13,8 +13,9 @@ from torch import nn
 
 from drumline.config.schema import RunConfig
 from drumline.data.windows import Feed
+from drumline.engine.callbacks import Callbacks
 from drumline.engine.meter import Meter
-from drumline.engine.pending import Pending
+from drumline.engine.pending import Known, Numbers, Pending
 from drumline.engine.stopping import Patience
 from drumline.errors import NonFiniteError
 from drumline.parallel.groups import Groups
@@ -43,6 +44,11 @@ class Progress:
     def begin_epoch(self, epoch: int) -> None:
         """Stand before the first window of this epoch."""
         self.epoch, self.window = epoch, 0
+
+    @property
+    def position(self) -> tuple[int, ...]:
+        """What two checkpoints of one run differ in."""
+        return self.step, self.epoch, self.window, self.skipped, len(self.history)
 
     def to_state(self) -> dict[str, Any]:
         """As plain values."""
@@ -75,7 +81,8 @@ class Run:
     groups: Groups
     directory: RunDir
     model: nn.Module
-    task: Task
+    tasks: Mapping[str, Task]
+    """By learner, in their order; the first one's count and unit are those of the run."""
     strategy: Strategy
     feed: Feed
     evaluation_feed: Feed | None
@@ -85,6 +92,7 @@ class Run:
     peak_flops: float | None
     """Of one device, at the run's precision; None where not known."""
     trackers: Sequence[Tracker] = ()
+    callbacks: Callbacks = field(default_factory=Callbacks)
     events: LineWriter | None = None
     clock: Callable[[], float] = time.perf_counter
     meter: Meter = field(default_factory=Meter)
@@ -97,8 +105,35 @@ class Run:
     def __post_init__(self) -> None:
         self.began = self.clock()
         self.interval = Interval(self.began)
-        self.last_norm = math.nan
-        self.last_lr = math.nan
+        self.last = [Numbers(math.nan, True, math.nan) for _ in self.tasks]
+        """Of the newest updates that are known, by learner."""
+        self.saved_at: tuple[int, ...] | None = None
+        """Position of the newest checkpoint of this run."""
+
+    @property
+    def task(self) -> Task:
+        """The first learner's, whose count and unit are those of the run."""
+        return next(iter(self.tasks.values()))
+
+    @property
+    def last_norm(self) -> float:
+        """Gradient norm of the first learner's newest update that is known."""
+        return self.last[0].norm
+
+    @property
+    def last_lr(self) -> float:
+        """Learning rate of the same update."""
+        return self.last[0].lr
+
+    def learners_numbers(self) -> dict[str, float]:
+        """Norm and rate of each learner's newest update, by the names of a log line; empty where there is only one."""
+        if len(self.tasks) == 1:
+            return {}
+        return {
+            f"{name}/{key}": value
+            for name, numbers in zip(self.tasks, self.last, strict=True)
+            for key, value in (("lr", numbers.lr), ("grad_norm", numbers.norm))
+        }
 
     @property
     def is_rank_zero(self) -> bool:
@@ -123,20 +158,23 @@ class Run:
     def learn(self, *, keep: int) -> None:
         """Take in the outcomes that are known, all but the newest `keep`.
 
-        Raises NonFiniteError where the policy says stop, or after too many skipped updates in a row. The norm is of
-        the reduced gradient, so that every rank comes to the same end here.
+        With several learners a window counts where none of their updates was skipped. Raises NonFiniteError where the
+        policy says stop, or after too many skipped updates in a row. The norm is of the reduced gradient, so that every
+        rank comes to the same end here.
         """
         for known in self.pending.take(keep):
-            self.last_norm, self.last_lr = known.norm, known.lr
-            if known.applied:
+            self.last = known.learners
+            if all(numbers.applied for numbers in known.learners):
                 self.progress.skipped_in_a_row = 0
                 continue
             self.progress.step -= 1
             self.progress.skipped += 1
             self.progress.skipped_in_a_row += 1
-            self._non_finite(known.step, known.norm)
+            self._non_finite(known)
 
-    def _non_finite(self, step: int, norm: float) -> None:
+    def _non_finite(self, known: Known) -> None:
+        name, norm = next((n, o.norm) for n, o in zip(self.tasks, known.learners, strict=True) if not o.applied)
+        step = f"{known.step}" if len(self.tasks) == 1 else f"{known.step} of {name}"
         train = self.config.train
         what = "NaN" if math.isnan(norm) else "infinite"
         if train.non_finite == "stop" and self.plan.precision != "fp16":
@@ -150,5 +188,5 @@ class Run:
                 f"{in_a_row} updates in a row had a gradient that is not finite, the last one update {step}",
                 "lower train.lr, or use bf16 or fp32 (train.precision)",
             )
-        logger.warning("update %d skipped: its gradient is %s", step, what)
-        self.event("skipped", step=step, in_a_row=in_a_row)
+        logger.warning("update %s skipped: its gradient is %s", step, what)
+        self.event("skipped", step=known.step, in_a_row=in_a_row)

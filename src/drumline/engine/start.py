@@ -6,7 +6,7 @@ import datetime
 import logging
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from drumline.config.parallel import DdpParallel
 from drumline.config.schema import RunConfig
 from drumline.data.source import Source
 from drumline.engine.ending import let_go, tell
-from drumline.engine.feeds import evaluation_feed, training_feed, with_loader
-from drumline.engine.optimizer import make_optimizer
+from drumline.engine.feeds import open_feeds, with_loader
+from drumline.engine.learners import loader_task
+from drumline.engine.learning import optimizer_maker, rates
+from drumline.engine.optimizer import freeze
 from drumline.engine.pending import Pending
-from drumline.engine.records import Callback
 from drumline.engine.run import Run
 from drumline.errors import ConfigError, DrumlineError, RunDirExists
 from drumline.hardware.inventory import detect
@@ -31,16 +32,16 @@ from drumline.hardware.peaks import peak_flops
 from drumline.hardware.records import Hardware
 from drumline.launcher.world import World, accelerate_precision
 from drumline.models.flops import training_flops_per_unit
+from drumline.parallel.averaging import Average
 from drumline.parallel.ddp import Ddp
 from drumline.parallel.groups import Groups, bind_device, open_groups, started_world
 from drumline.parallel.single import Single
-from drumline.parallel.strategy import Rates, Strategy, Task
+from drumline.parallel.strategy import Learner, MakeAverage, Scheduler, Strategy, Task
 from drumline.plan.record import Plan
 from drumline.plan.resolve import resolve
-from drumline.plan.schedule import lr_factor
 from drumline.rundir import LineWriter, RunDir, write_atomic, write_json
-from drumline.track.console import ConsoleTracker, describe
-from drumline.track.jsonl import JsonlTracker
+from drumline.track.console import describe
+from drumline.track.open import check_trackers, open_trackers
 from drumline.track.protocol import Tracker
 
 logger = logging.getLogger("drumline")
@@ -54,12 +55,12 @@ class Parts:
 
     config: RunConfig
     model: nn.Module
-    task: Task
+    tasks: Mapping[str, Task]
+    """By learner, in the order in which they take turns."""
     train: Source
     evaluation: Source | None
-    optimizer: Optimizer | Callable[[nn.Module], Optimizer] | None = None
-    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
-    callbacks: tuple[Callback, ...] = ()
+    optimizers: Mapping[str, Optimizer | Callable[[nn.Module], Optimizer] | None]
+    schedulers: Mapping[str, Scheduler | None]
     world: World | None = None
     directory: RunDir | None = None
     """A run directory that the command has prepared; None: one is made."""
@@ -71,13 +72,13 @@ def start_run(parts: Parts) -> Run:
     world = parts.world or started_world()
     hardware = detect()
     config = with_launcher_precision(with_loader(parts.config, parts.train))
-    plan = resolve(config, hardware, world, parts.train.num_rows)
+    plan = resolve(config, hardware, world, parts.train.rows_per_epoch)
     tell_of_idle_gpus(config, plan, hardware, world)
-    rules = rates(parts, config, plan)
+    learners = make_learners(parts, config, plan)
     device = bind_device(world, plan.device, config.hardware.memory_fraction)
     groups = open_groups(world, device, plan.backend, config.parallel.timeout_s)
     try:
-        return assemble(parts, config, plan, groups, rules)
+        return assemble(parts, config, plan, groups, learners)
     except BaseException as error:
         told = tell(groups, error)
         let_go(error)
@@ -87,15 +88,15 @@ def start_run(parts: Parts) -> Run:
         raise
 
 
-def assemble(parts: Parts, config: RunConfig, plan: Plan, groups: Groups, rules: Rates) -> Run:
+def assemble(parts: Parts, config: RunConfig, plan: Plan, groups: Groups, learners: Mapping[str, Learner]) -> Run:
     """Set up model, optimizer and feeds, and write the beginning of the run directory."""
-    world, device = groups.world, groups.device
+    device = groups.device
+    if groups.world.rank == 0:
+        check_trackers(config.track)
     strategy = make_strategy(groups, config, plan)
-    strategy.setup(parts.model, parts.task, optimizer_maker(parts, config), rules)
-    feed = training_feed(parts.train, parts.task, config, plan, world)
-    evaluation = None
-    if parts.evaluation is not None:
-        evaluation = evaluation_feed(parts.evaluation, parts.task, config, plan, world)
+    freeze(parts.model, config.train.optimizer)
+    strategy.setup(parts.model, learners, average_maker(config, plan))
+    feeds = open_feeds(parts.train, parts.evaluation, loader_task(parts.tasks), config, plan, groups)
     # Last, so that what is refused above leaves no directory that the next attempt would find in its way.
     directory = agree_on_directory(groups, config, parts.directory)
     run = Run(
@@ -104,16 +105,18 @@ def assemble(parts: Parts, config: RunConfig, plan: Plan, groups: Groups, rules:
         groups=groups,
         directory=directory,
         model=parts.model,
-        task=parts.task,
+        tasks=parts.tasks,
         strategy=strategy,
-        feed=feed,
-        evaluation_feed=evaluation,
+        feed=feeds.train,
+        evaluation_feed=feeds.evaluation,
         pending=Pending(device),
         flops_per_unit=training_flops_per_unit(parts.model),
         peak_flops=peak_flops(torch.cuda.get_device_name(device), plan.precision) if device.type == "cuda" else None,
     )
     if run.is_rank_zero:
         write_start(run, parts)
+        if feeds.notice is not None:
+            run.event("loader", **feeds.notice)
     return run
 
 
@@ -141,37 +144,29 @@ def make_strategy(groups: Groups, config: RunConfig, plan: Plan) -> Strategy:
     """The strategy that the plan names."""
     if plan.kind == "ddp" and groups.train is not None:
         settings = config.parallel if isinstance(config.parallel, DdpParallel) else DdpParallel()
-        return Ddp(groups, settings, plan.precision, config.train.compile)
-    return Single(groups.device, plan.precision, config.train.compile)
+        return Ddp(groups, settings, plan.precision, config.train.compile, gradient_noise=config.track.gradient_noise)
+    return Single(groups.device, plan.precision, config.train.compile, gradient_noise=config.track.gradient_noise)
 
 
-def optimizer_maker(parts: Parts, config: RunConfig) -> Callable[[nn.Module], Optimizer]:
-    """How the optimizer comes to be, once the model is where it trains."""
-    given = parts.optimizer
-    if given is None:
-        return lambda model: make_optimizer(model, config.train)
-    if not isinstance(given, Optimizer):
-        return given
-    own = {id(p) for p in parts.model.parameters()}
-    if not any(id(p) in own for group in given.param_groups for p in group["params"]):
-        raise ConfigError(
-            "the optimizer holds none of the model's parameters, so nothing would be trained",
-            "make it from the parameters of the model that is handed in, after the last change to that model",
-        )
-    return lambda model: given
+def average_maker(config: RunConfig, plan: Plan) -> MakeAverage | None:
+    """How the running average of the weights comes to be, if there is to be one."""
+    settings = config.train.averaging
+    return None if settings is None else lambda model: Average(model, settings, plan.steps)
 
 
-def rates(parts: Parts, config: RunConfig, plan: Plan) -> Rates:
-    """Where learning rates come from: a ready scheduler, a ready optimizer's own rate, or the config's schedule.
-
-    Raises ConfigError for a schedule that needs the run's length where that is not known.
-    """
-    skippable = config.train.non_finite == "skip" or plan.precision == "fp16"
-    schedule, total = config.train.schedule, plan.steps
-    if parts.scheduler is not None or isinstance(parts.optimizer, Optimizer):
-        return Rates(None, total, parts.scheduler, skippable)
-    lr_factor(schedule, 0, total)
-    return Rates(lambda step: lr_factor(schedule, step, total), total, None, skippable)
+def make_learners(parts: Parts, config: RunConfig, plan: Plan) -> dict[str, Learner]:
+    """Each task with its optimizer and rates. Raises ConfigError for a schedule that would never move."""
+    learners = {}
+    for name, task in parts.tasks.items():
+        optimizer, scheduler = parts.optimizers[name], parts.schedulers[name]
+        rules = rates(scheduler, optimizer, config, plan)
+        if rules.make_scheduler is not None and rules.interval == "evaluation" and parts.evaluation is None:
+            raise ConfigError(
+                "the schedule moves on at each evaluation, and there is no evaluation data",
+                "give eval_data= to the trainer (data.eval in the recipe), or set train.schedule.interval to epoch",
+            )
+        learners[name] = Learner(task, optimizer_maker(optimizer, config), rules)
+    return learners
 
 
 def agree_on_directory(groups: Groups, config: RunConfig, prepared: RunDir | None) -> RunDir:
@@ -211,9 +206,7 @@ def write_start(run: Run, parts: Parts) -> None:
     run.event("plan", message=describe(run.plan, run.plan.steps))
     for name, reason in run.plan.reasons.items():
         logger.info("plan: %s is %s: %s", name, getattr(run.plan, name), reason)
-    run.trackers = (JsonlTracker(directory.metrics), *parts.trackers)
-    if run.config.track.console:
-        run.trackers = (*run.trackers, ConsoleTracker())
+    run.trackers = open_trackers(run.config.track, directory, parts.trackers, run.event)
     for tracker in run.trackers:
         tracker.start(run.plan, run.plan.steps)
 

@@ -6,7 +6,7 @@ import atexit
 import difflib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
@@ -16,19 +16,25 @@ from torch import nn
 from drumline.config.schema import RunConfig
 from drumline.config.train import TrainConfig
 from drumline.data.source import Collate, as_source
+from drumline.engine.callbacks import AnyCallback, Callbacks, as_callback
 from drumline.engine.checkpoint import load_checkpoint, save_checkpoint
 from drumline.engine.ending import fail, failing_together, release, write_exit
 from drumline.engine.evaluate import evaluate
+from drumline.engine.learners import by_learner, choose_tasks, optimizers_by_learner
+from drumline.engine.learning import check_interval, check_scheduler
 from drumline.engine.loop import run_updates
-from drumline.engine.process import process_settings
-from drumline.engine.records import Callback, Result, StepInfo
+from drumline.engine.predict import predict
+from drumline.engine.process import explain_nondeterministic, own_collector, process_settings
+from drumline.engine.records import Result, StepInfo
 from drumline.engine.run import Run
 from drumline.engine.start import Parts, start_run
 from drumline.errors import ConfigError, DrumlineError
 from drumline.launcher.world import World
+from drumline.parallel.strategy import Scheduler
 from drumline.rundir import RunDir
-from drumline.tasks import choose_task
 from drumline.track.protocol import RECORD_KEYS, Tracker
+
+Optimizers = torch.optim.Optimizer | Callable[[nn.Module], torch.optim.Optimizer]
 
 
 class Options(TypedDict, total=False):
@@ -37,38 +43,25 @@ class Options(TypedDict, total=False):
     eval_data: Any
     """Held-out data, in any form that training data has."""
     loss: Any
-    """`loss(model, batch)`, or a Task. None: from the model, where it is ours or Hugging Face's."""
+    """`loss(model, batch)`, or a Task. None: from the model, where it is ours or Hugging Face's. A mapping of several
+    by name, as a GAN needs: in each update they take turns in its order, each with its optimizer."""
     count: Callable[[Any], int]
-    """Units of a batch that the mean returned by `loss` is over; none: its samples."""
+    """Units of a batch that the mean returned by `loss` is over; none: its samples. Several losses share it."""
     collate: Collate
     """Rows to batch; none: the DataLoader's, or torch's default."""
-    optimizer: torch.optim.Optimizer | Callable[[nn.Module], torch.optim.Optimizer]
-    """A ready optimizer over the model's parameters, or how to make one."""
-    scheduler: torch.optim.lr_scheduler.LRScheduler
-    """A ready scheduler on that optimizer, stepped once a completed update."""
-    callbacks: Sequence[Callback]
-    """Called after each update, on every rank."""
+    optimizer: Optimizers | Mapping[str, Optimizers]
+    """A ready optimizer over the model's parameters, or how to make one; with several losses a mapping by their names,
+    of optimizers that have no parameter in common."""
+    scheduler: Scheduler | Mapping[str, Scheduler]
+    """A ready scheduler on that optimizer, moved on as `train.schedule.interval` says; a mapping as with optimizer."""
+    callbacks: Sequence[AnyCallback]
+    """Functions of (trainer, info), called after each update on every rank, or Callback objects."""
     trackers: Sequence[Tracker]
     """Where metrics go besides metrics.jsonl and the console."""
     world: World
     """Explicit rank, world size and init_method; none: from the launcher's environment."""
     run: RunDir
     """A run directory that is prepared already."""
-
-
-def check_scheduler(scheduler: object, optimizer: object) -> None:
-    """Raise ConfigError for a scheduler that cannot be stepped once an update."""
-    if scheduler is None:
-        return
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError("a scheduler was handed in without its optimizer", "give optimizer= too")
-    if getattr(scheduler, "optimizer", None) is not optimizer:
-        raise ConfigError("the scheduler is another optimizer's", "make it on the optimizer that is handed in")
-    if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise ConfigError(
-            "ReduceLROnPlateau steps on a metric, not once an update",
-            "leave scheduler= out, and call its step(info.evaluation['loss']) in a callback where there is one",
-        )
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -93,22 +86,27 @@ class Trainer:
     ) -> None:
         check_options(options)
         run_config = RunConfig(train=config) if isinstance(config, TrainConfig) else config
-        check_scheduler(options.get("scheduler"), options.get("optimizer"))
+        tasks = choose_tasks(model, options.get("loss"), options.get("count"))
+        optimizers = optimizers_by_learner(options.get("optimizer"), list(tasks))
+        schedulers = by_learner("scheduler", options.get("scheduler"), list(tasks))
+        for name in tasks:
+            check_scheduler(schedulers[name], optimizers[name])
+            check_interval(type(schedulers[name]).__name__, run_config.train.schedule)
         held_out = options.get("eval_data")
         collate = options.get("collate")
         self._parts = Parts(
             config=run_config,
             model=model,
-            task=choose_task(model, options.get("loss"), options.get("count")),
+            tasks=tasks,
             train=as_source(train_data, collate),
             evaluation=None if held_out is None else as_source(held_out, collate),
-            optimizer=options.get("optimizer"),
-            scheduler=options.get("scheduler"),
-            callbacks=tuple(options.get("callbacks", ())),
+            optimizers=optimizers,
+            schedulers=schedulers,
             world=options.get("world"),
             directory=options.get("run"),
             trackers=tuple(options.get("trackers", ())),
         )
+        self._callbacks = Callbacks(self, [as_callback(each) for each in options.get("callbacks", ())])
         self._started: Run | None = None
         self._directory: Path | None = None
         self._ended = False
@@ -134,6 +132,7 @@ class Trainer:
             raise DrumlineError("this trainer is closed, or its run has failed", "make a new Trainer")
         if self._started is None:
             self._started = start_run(self._parts)
+            self._started.callbacks = self._callbacks
             atexit.register(self._at_exit)
             self._directory = self._started.directory.path
         return self._started
@@ -142,9 +141,10 @@ class Trainer:
         """Train to the end; returns what the run came to. All ranks call it, and all return or raise together."""
         for _ in self.steps():
             pass
-        run = self._run
-        progress = run.progress
-        history = tuple(progress.history)
+        return self._result(self._run)
+
+    def _result(self, run: Run) -> Result:
+        progress, history = run.progress, tuple(run.progress.history)
         return Result(
             steps=progress.step,
             skipped=progress.skipped,
@@ -156,24 +156,43 @@ class Trainer:
 
     def steps(self, epochs: int | None = None) -> Iterator[StepInfo]:
         """Train, yielding a record after each update; `epochs` bounds this call. Your own loop goes around it."""
-        with self._failing_together(), process_settings(self._run.plan.precision):
-            run = self._run
-            self._parts.model.train()
-            run.reason = run.stop_reason = None
-            for info in run_updates(run, epochs):
-                for callback in self._parts.callbacks:
-                    callback(self, info)
-                yield info
-            if epochs is None and run.config.checkpoint.at_end:
-                save_checkpoint(run)
-            if run.is_rank_zero:
-                write_exit(run, 0, run.reason or "done")
-                run.event("end", step=run.progress.step, reason=run.reason)
+        began = False
+        try:
+            with self._guarded():
+                run, began = self._run, True
+                self._parts.model.train()
+                run.reason = run.stop_reason = None
+                self._callbacks.tell("on_start")
+                for info in run_updates(run, epochs):
+                    self._callbacks.tell("on_update", info)
+                    with own_collector():
+                        yield info
+                if epochs is None and run.config.checkpoint.at_end and run.saved_at != run.progress.position:
+                    save_checkpoint(run)
+                self._callbacks.tell("on_end", self._result(run))
+                if run.is_rank_zero:
+                    write_exit(run, 0, run.reason or "done")
+                    run.event("end", step=run.progress.step, reason=run.reason)
+        except BaseException:
+            if began:
+                self._callbacks.give_up()
+            raise
 
     def evaluate(self) -> dict[str, float]:
         """Metrics over the evaluation data, each sample once, equal on all ranks. All ranks call it."""
-        with self._failing_together(), process_settings(self._run.plan.precision):
+        with self._guarded():
             return evaluate(self._run)
+
+    def predict(
+        self, data: Any, *, collate: Collate | None = None, forward: Callable[[nn.Module, Any], Any] | None = None
+    ) -> list[Any]:
+        """One prediction a row, in the order of the data set, equal on all ranks; all ranks call it.
+
+        What a prediction is says the task's `predict(outputs, batch)`; forward: `forward(model, batch)` instead of the
+        task's. The averaged weights are used where there are such.
+        """
+        with self._guarded():
+            return predict(self._run, data, collate=collate, forward=forward)
 
     def log(self, name: str, value: float | torch.Tensor, weight: float = 1.0) -> None:
         """Add a value to the next log line: a mean over ranks and updates with these weights. Any rank may call it.
@@ -198,8 +217,13 @@ class Trainer:
         """Go on from a checkpoint directory; all ranks call it, before `fit` or `steps`."""
         load_checkpoint(self._run, Path(path))
 
-    def _failing_together(self) -> AbstractContextManager[None]:
-        return failing_together(lambda: self._started, self._forget)
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """What everything that uses the device runs in: a failure is one of all ranks, settings are put back."""
+        with failing_together(lambda: self._started, self._forget):
+            plan, train = self._run.plan, self._parts.config.train
+            with process_settings(plan.precision, train.deterministic), explain_nondeterministic():
+                yield
 
     def _forget(self) -> None:
         self._started, self._ended = None, True

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from drumline.config.combinations import combination_problems
 from drumline.config.model import DecoderModel
 from drumline.config.parallel import DdpParallel
 from drumline.config.problem import Problem
 from drumline.config.schema import RunConfig
-from drumline.config.train import TrainConfig
+from drumline.config.train import OptimizerConfig, ScheduleConfig, TrainConfig
 from drumline.plan.devices import Devices, StartedWorld
 
 AMPERE = (8, 0)
@@ -17,12 +18,27 @@ AMPERE = (8, 0)
 
 def config_problems(config: RunConfig) -> list[Problem]:
     """List the settings that contradict each other on any machine."""
-    return [*_batch(config.train), *_length(config.train), *_evaluation(config), *_model(config)]
+    train = config.train
+    return [
+        *_batch(train),
+        *_length(train),
+        *_schedule(config.train.schedule),
+        *_averaging(train),
+        *_optimizer(train.optimizer),
+        *_evaluation(config),
+        *_model(config),
+        *combination_problems(config),
+    ]
 
 
 def machine_problems(config: RunConfig, devices: Devices, world: StartedWorld | None) -> list[Problem]:
     """List the settings that contradict the chosen devices or the processes that were started."""
-    return [*_processes(config, devices, world), *_cpu(config, devices), *_precision(config, devices)]
+    return [
+        *_processes(config, devices, world),
+        *_cpu(config, devices),
+        *_precision(config, devices),
+        *_gradient_noise(config, devices),
+    ]
 
 
 def warm_up_problems(train: TrainConfig, steps: int | None) -> list[Problem]:
@@ -60,14 +76,59 @@ def _length(train: TrainConfig) -> Iterator[Problem]:
     yield from warm_up_problems(train, train.max_steps)
 
 
+def _averaging(train: TrainConfig) -> Iterator[Problem]:
+    """An average that begins so late, or takes weights in so seldom, that the run ends before the first."""
+    average, steps = train.averaging, train.max_steps
+    if average is None or steps is None:
+        return
+    left = steps - int(average.start * steps)
+    if average.every > left:
+        what = f"every {average.every} updates, and of the run's {steps} at most {left} are left when it begins"
+        yield _problem("train.averaging.every", what, f"set it to {left} or less: no weights would be averaged")
+
+
+def _schedule(schedule: ScheduleConfig) -> Iterator[Problem]:
+    by_torch = schedule.name == "torch"
+    if by_torch and schedule.scheduler is None:
+        fix = "name a class of torch.optim.lr_scheduler, such as StepLR, with its arguments in train.schedule.options"
+        yield _problem("train.schedule.scheduler", "is not given, and train.schedule.name is torch", fix)
+    for key in ("scheduler", "options"):
+        if not by_torch and getattr(schedule, key):
+            what = f"is for a scheduler of torch's, and train.schedule.name is {schedule.name}"
+            yield _problem(f"train.schedule.{key}", what, "set train.schedule.name to torch, or leave it out")
+    if by_torch and schedule.warmup_steps:
+        what = f"{schedule.warmup_steps}, and train.schedule.name is torch: its scheduler alone makes the rates"
+        fix = "leave it out, or take a scheduler that warms up, such as OneCycleLR or LinearLR"
+        yield _problem("train.schedule.warmup_steps", what, fix)
+    if schedule.scheduler == "ReduceLROnPlateau" and schedule.interval != "evaluation":
+        what = f"{schedule.interval}, and ReduceLROnPlateau looks at a metric of evaluations"
+        yield _problem("train.schedule.interval", what, "set it to evaluation")
+
+
+def _optimizer(optimizer: OptimizerConfig) -> Iterator[Problem]:
+    for number, rule in enumerate(optimizer.rules):
+        key = f"train.optimizer.rules.{number}"
+        given = [name for name in ("lr_factor", "weight_decay") if getattr(rule, name) is not None]
+        if rule.freeze and given:
+            what = f"freezes '{rule.pattern}' and gives it {given[0]} as well"
+            yield _problem(key, what, "keep one of them: what is frozen has no update")
+
+
 def _evaluation(config: RunConfig) -> Iterator[Problem]:
+    """What watches an evaluation, where there is nothing to evaluate."""
     data = config.data
-    if config.evaluate.early_stopping is None or data is None:
+    if data is None:
         return
     key = {"random_tokens": "num_eval_rows", "datasets": "eval_split"}.get(data.kind, "eval")
-    if not getattr(data, key):
+    if getattr(data, key):
+        return
+    if config.evaluate.early_stopping is not None:
         fix = f"give held-out data as data.{key}, or set evaluate.early_stopping to null"
         yield _problem("evaluate.early_stopping", f"watches an evaluation, and data.{key} has nothing to evaluate", fix)
+    if config.train.schedule.interval == "evaluation":
+        what = f"evaluation, and data.{key} has nothing to evaluate: the rate would never change"
+        fix = f"give held-out data as data.{key}, or set it to update or epoch"
+        yield _problem("train.schedule.interval", what, fix)
 
 
 def _model(config: RunConfig) -> Iterator[Problem]:
@@ -118,6 +179,21 @@ def _cpu(config: RunConfig, devices: Devices) -> Iterator[Problem]:
     if config.train.precision == "tf32":
         what = f"tf32 is a mode of NVIDIA GPUs, and the run is on the CPU: {why}"
         yield _problem("train.precision", what, "set train.precision to auto or fp32")
+
+
+def _gradient_noise(config: RunConfig, devices: Devices) -> Iterator[Problem]:
+    """The noise is told from the gradients of two batch sizes; one process with one micro-batch has a single one."""
+    train = config.train
+    if train.batch_size_per_gpu is not None:
+        several = (train.gradient_accumulation_steps or 1) > 1
+    elif train.micro_batch == "auto" or train.global_batch is None:
+        several = False
+    else:
+        several = train.micro_batch < train.global_batch
+    if config.track.gradient_noise and devices.size == 1 and not several:
+        what = "compares two batch sizes, and here one process computes each update in one micro-batch"
+        fix = "set train.micro_batch to at most half of train.global_batch, or leave it off"
+        yield _problem("track.gradient_noise", what, fix)
 
 
 def _precision(config: RunConfig, devices: Devices) -> Iterator[Problem]:

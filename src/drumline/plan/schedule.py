@@ -15,7 +15,13 @@ def lr_factor(schedule: ScheduleConfig, step: int, total: int | None) -> float:
     (Loshchilov and Hutter 2017, SGDR) from 1 at step warmup_steps to final_fraction at step total - 1; or (wsd, Hu et
     al. 2024, MiniCPM) stays at 1 and falls in a straight line over the last decay_fraction of all updates, of which the
     last has final_fraction. Past the end the last value stays. total may be None for constant only: ConfigError else.
+    A schedule named torch has rates that its scheduler alone knows: ConfigError too.
     """
+    if schedule.name == "torch":
+        raise ConfigError(
+            f"train.schedule.name is torch: only {schedule.scheduler or 'its scheduler'} itself knows its rates",
+            "read them from the log of a run, or take constant, linear, cosine or wsd",
+        )
     warmup = schedule.warmup_steps
     if total is None and schedule.name != "constant":
         raise ConfigError(

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from drumline.config.data import LoaderSettings
@@ -11,7 +14,11 @@ from drumline.config.schema import RunConfig
 from drumline.config.train import TrainConfig
 from drumline.data.source import as_source
 from drumline.data.stream import StridedStream
-from drumline.engine.feeds import with_loader
+from drumline.engine import feeds
+from drumline.engine.feeds import evaluation_feed, with_loader
+from drumline.hardware.host import Space
+from drumline.launcher.world import World
+from tests.unit.data.counting import CountUnits, Rows
 
 ROWS = [float(i) for i in range(8)]
 
@@ -59,3 +66,23 @@ def test_a_stream_that_cannot_be_cut_is_read_by_the_process_itself_unless_asked(
     assert settings(Stream(), 2)[3] == 2
     assert settings(DataLoader(Stream(), 2, num_workers=1))[3] == 1
     assert settings(StridedStream(Stream()))[3] is None
+
+
+@pytest.mark.parametrize(("free_kib", "num_workers"), [(10_000, 2), (110, 1), (60, 0)])
+def test_a_feed_of_its_own_has_as_many_loader_processes_as_there_is_room_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, free_kib: int, num_workers: int
+) -> None:
+    """Prediction makes one in the middle of a run."""
+    monkeypatch.setattr(feeds, "space", lambda path: Space(free_kib << 10, free_kib << 10))
+    plan: Any = SimpleNamespace(global_batch=4, micro_batch=4, num_workers=2, device="cpu")
+    config = RunConfig(train=TrainConfig(global_batch=4))
+    mine = psutil.Process()
+    before = set(mine.children())
+    with torch.random.fork_rng():
+        feed = evaluation_feed(as_source(Rows([1] * 12)), CountUnits(), config, plan, World())
+        try:
+            assert [m.batch["row"].tolist() for m in feed.evaluation()] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+            assert len(set(mine.children()) - before) == num_workers
+        finally:
+            feed.close()
+    assert ("--shm-size" in caplog.text) == (num_workers < 2)

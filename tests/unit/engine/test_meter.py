@@ -32,6 +32,43 @@ def test_total_and_aux_have_denominators_of_their_own() -> None:
     assert means(parts) == {"loss": 1.5 + 1.0, "aux_loss": 1.0}
 
 
+def test_several_learners_have_a_loss_each_and_loss_is_their_sum() -> None:
+    first = {"critic/total": [6.0, 4.0], "critic/aux": [1.0, 2.0], "maker/total": [3.0, 4.0], "maker/aux": [1.0, 1.0]}
+    second = {"critic/total": [2.0, 4.0], "metric/maker/fooled": [3.0, 4.0], "maker/total": [1.0, 4.0]}
+    found = means([first, second])
+    assert found == {
+        "loss": 1.0 + 0.5 + 0.5 + 1.0,
+        "aux_loss": 0.5 + 1.0,
+        "critic/loss": 1.0 + 0.5,
+        "critic/aux_loss": 0.5,
+        "maker/loss": 0.5 + 1.0,
+        "maker/aux_loss": 1.0,
+        "maker/fooled": 0.75,
+    }
+    assert list(found)[:2] == ["loss", "aux_loss"]
+    assert means([{"maker/total": [0.0, 0.0], "critic/total": [4.0, 2.0]}]) == {"loss": 2.0, "critic/loss": 2.0}
+
+
+@pytest.mark.parametrize(
+    "name", ["critic/loss", "critic/lr", "critic/grad_norm", "critic/gradient_noise_scale", "loss"]
+)
+def test_nor_that_of_a_learners_own_value(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        means([{"critic/total": [1.0, 1.0], f"metric/{name}": [1.0, 1.0]}])
+
+
+def test_a_metric_may_be_called_total_or_have_parts() -> None:
+    assert means([{"metric/total": [1.0, 2.0], "metric/a/total": [1.0, 1.0], "metric/a/loss": [3.0, 1.0]}]) == {
+        "total": 0.5,
+        "a/total": 1.0,
+        "a/loss": 3.0,
+    }
+
+
+def test_sums_of_something_else_are_not_shown() -> None:
+    assert means([{"total": [1.0, 1.0], "noise_signal": [4.0, 2.0], "noise_trace/critic": [4.0, 2.0]}]) == {"loss": 1.0}
+
+
 def test_a_name_that_only_one_rank_has_counts() -> None:
     assert means([{}, {"metric/rare": [4.0, 2.0]}]) == {"rare": 2.0}
 

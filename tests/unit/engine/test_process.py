@@ -1,14 +1,31 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
+import os
 import random
+import weakref
+from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from drumline.engine.process import process_settings, seed_window
+from drumline.engine.process import (
+    COLLECT_ALL_EVERY,
+    COLLECT_EVERY,
+    CUBLAS_WORKSPACE,
+    collect_garbage,
+    explain_nondeterministic,
+    nondeterministic,
+    own_collector,
+    process_settings,
+    seed_window,
+)
+from drumline.errors import ConfigError
 
 
 def streams() -> tuple[object, list[int], list[int]]:
@@ -49,3 +66,168 @@ def test_windows_have_streams_of_their_own() -> None:
         assert float(torch.rand((), dtype=torch.float64)) == drawn[1, 2, 0, 1][2]
     for values in zip(*drawn.values(), strict=True):
         assert len(set(values)) == len(drawn)
+
+
+def determinism() -> tuple[Any, ...]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.benchmark,
+        os.environ.get(CUBLAS_WORKSPACE),
+    )
+
+
+@pytest.fixture
+def searching() -> Iterator[None]:
+    """A user's own settings, the opposite of what a deterministic run needs."""
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark = before
+
+
+@pytest.mark.usefixtures("searching")
+@pytest.mark.parametrize("given", [None, ":16:8", ":0:0"])
+def test_a_deterministic_run_and_what_was_before(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+    if given is None:
+        monkeypatch.delenv(CUBLAS_WORKSPACE, raising=False)
+    else:
+        monkeypatch.setenv(CUBLAS_WORKSPACE, given)
+    before = determinism()
+    assert before == (True, True, False, True, given)
+    with process_settings("fp32"):
+        assert determinism() == before
+    with pytest.raises(KeyError), process_settings("fp32", deterministic=True):
+        assert determinism() == (True, False, True, False, ":16:8" if given == ":16:8" else ":4096:8")
+        with process_settings("fp32", True):  # an evaluation inside it
+            assert determinism()[0]
+        assert determinism()[0]
+        raise KeyError
+    assert determinism() == before
+
+
+def test_an_operation_without_a_repeatable_form_is_named() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"deterministic is true, and put_ has no implementation") as caught,
+        process_settings("fp32", deterministic=True),
+        explain_nondeterministic(),
+    ):
+        torch.zeros(3).put_(torch.tensor([0]), torch.ones(1))
+    assert "train.deterministic to false" in caught.value.fix
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_other_errors_are_left_as_they_are() -> None:
+    with pytest.raises(RuntimeError, match="of another kind"), explain_nondeterministic():
+        raise RuntimeError("of another kind")
+    assert nondeterministic(ValueError("put_ does not")) is None
+
+
+def noisy_training() -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Three updates through an embedding, dropout and attention."""
+    seed_window(0, 0, 0, 0)
+    table, attention = nn.Embedding(7, 8), nn.MultiheadAttention(8, 2, dropout=0.2, batch_first=True)
+    parameters = [*table.parameters(), *attention.parameters()]
+    optimizer = torch.optim.SGD(parameters, 0.1)
+    for _ in range(3):
+        x = table(torch.randint(7, (5, 6)))
+        loss = attention(x, x, x, need_weights=False)[0].square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return loss.detach(), [p.detach() for p in parameters]
+
+
+def test_two_runs_give_equal_bits() -> None:
+    runs = []
+    for _ in range(2):
+        with process_settings("fp32", deterministic=True):
+            runs.append(noisy_training())
+    torch.testing.assert_close(runs[0], runs[1], rtol=0, atol=0)
+
+
+class Node:
+    """What only a collection frees, once it refers to itself."""
+
+    own: Node
+
+
+def cycle() -> weakref.ref[Node]:
+    node = Node()
+    node.own = node
+    return weakref.ref(node)
+
+
+def test_the_collector_rests_and_is_put_back() -> None:
+    assert gc.isenabled()
+    frozen = gc.get_freeze_count()
+    for fails in (False, True):
+        try:
+            with process_settings("fp32"):
+                assert not gc.isenabled()
+                assert gc.get_freeze_count() > frozen
+                with process_settings("fp32"):  # an evaluation inside it
+                    assert not gc.isenabled()
+                assert not gc.isenabled()
+                assert gc.get_freeze_count() > frozen
+                if fails:
+                    raise KeyError
+        except KeyError:
+            assert fails
+        assert gc.isenabled()
+        assert gc.get_freeze_count() == frozen
+
+
+def test_a_collector_that_its_user_stopped_stays_so() -> None:
+    gc.disable()
+    try:
+        with process_settings("fp32"), own_collector():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_garbage_of_before_is_not_kept_for_the_run() -> None:
+    gone = cycle()
+    with process_settings("fp32"):
+        assert gone() is None
+
+
+def test_garbage_is_collected_where_the_loop_says_so() -> None:
+    with process_settings("fp32"):
+        gone = cycle()
+        collect_garbage(COLLECT_EVERY + 1)
+        assert gone() is not None
+        collect_garbage(COLLECT_EVERY)
+        assert gone() is None
+        gone = cycle()
+        collect_garbage()
+        assert gone() is None
+
+
+def test_garbage_that_grew_old_first_is_collected_in_the_end() -> None:
+    with process_settings("fp32"):
+        node = Node()
+        node.own, gone = node, weakref.ref(node)
+        collect_garbage()
+        del node
+        for _ in range(COLLECT_ALL_EVERY - 2):
+            collect_garbage()
+        assert gone() is not None
+        collect_garbage()
+        assert gone() is None
+
+
+def test_user_code_may_have_the_collector() -> None:
+    with process_settings("fp32"):
+        with pytest.raises(KeyError), own_collector():
+            assert gc.isenabled()
+            with process_settings("fp32"):  # an evaluation of the user's
+                assert not gc.isenabled()
+            assert gc.isenabled()
+            raise KeyError
+        assert not gc.isenabled()

@@ -69,10 +69,10 @@ def test_metrics_have_a_line_an_interval_and_an_evaluation(tmp_path: Path) -> No
         if line["kind"] == "eval":
             expected |= {"count"}
         else:
-            expected |= {"lr", "grad_norm", "samples_per_s", "units_per_s", "unit", "memory_bytes", "loader_wait_s"}
-            expected |= {"skipped"}
+            expected |= {"lr", "grad_norm", "samples_per_s", "units_per_s", "unit", "loader_wait_s"}
+            expected |= {"skipped", "memory_resident_bytes"}
             assert line["samples_per_s"] > 0
-            assert line["memory_bytes"] > 1e6
+            assert [num_bytes > 1e6 for num_bytes in line["memory_resident_bytes"]] == [True]
             assert line["loader_wait_s"] >= 0
             assert (line["lr"], line["skipped"], line["unit"]) == (0.05, 0, "samples")
         assert line.keys() == expected

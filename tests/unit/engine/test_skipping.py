@@ -139,6 +139,6 @@ def test_fp16_skips_until_its_scale_fits_and_then_trains(tmp_path: Path) -> None
     skipped = lines[-1]["skipped"]
     assert 0 < skipped < 10
     assert lines[-1]["loss"] < lines[0]["loss"]
-    state = torch.load(path / "state.pt", weights_only=True)["strategy"]
+    state = torch.load(path / "state.pt", weights_only=True)["strategy"]["learners"]["main"]
     assert state["loss_scale"]["scale"] == INITIAL_SCALE / 2**skipped
     assert state["completed"] == 30

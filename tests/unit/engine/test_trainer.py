@@ -212,6 +212,24 @@ def test_evaluation_without_data_is_refused(tmp_path: Path) -> None:
         trainer.evaluate()
 
 
+def test_predictions_are_those_of_the_model_and_leave_training_alone(tmp_path: Path) -> None:
+    held_out = rows(7, seed=1)
+    with trainer_of(tmp_path / "whole") as whole:
+        whole.fit()
+    with trainer_of(tmp_path / "run", model=make_model(dropout=0.0)) as trainer:
+        infos = trainer.steps()
+        next(infos)
+        found = trainer.predict(held_out, forward=lambda model, batch: model(batch[0]))
+        with torch.no_grad():
+            expected = trainer.model(held_out.tensors[0])
+        torch.testing.assert_close(torch.stack(found), expected, rtol=0, atol=1e-12)
+        assert trainer.model.training
+        assert [info.step for info in infos] == [2, 3]
+        with pytest.raises(ConfigError, match="predicts is not known"):
+            trainer.predict(held_out)
+    assert_same(trainer.model.state_dict(), whole.model.state_dict())
+
+
 def test_training_without_rows_is_refused_before_anything_is_made(tmp_path: Path) -> None:
     with trainer_of(tmp_path / "run", rows(0)) as trainer, pytest.raises(DataError, match="empty"):
         trainer.fit()

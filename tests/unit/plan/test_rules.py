@@ -54,6 +54,47 @@ def refusal(sections: Sections, hardware: Hardware = CPU, started: World | None 
             {"train": {"schedule": {"warmup_steps": 11}}},
             ["train.schedule.warmup_steps: 11 updates of warm-up", "ends after 10", "set it to 10 or less"],
         ),
+        (
+            {"data": TEXT, "train": {"schedule": {"name": "torch", "scheduler": "StepLR", "interval": "evaluation"}}},
+            ["train.schedule.interval: evaluation, and data.eval has nothing", "update or epoch"],
+        ),
+        (
+            {"train": {"schedule": {"name": "torch"}}},
+            ["train.schedule.scheduler: is not given", "such as StepLR", "train.schedule.options"],
+        ),
+        (
+            {"train": {"schedule": {"scheduler": "StepLR"}}},
+            ["train.schedule.scheduler: is for a scheduler of torch's", "name is cosine", "set train.schedule.name to"],
+        ),
+        (
+            {"train": {"schedule": {"options": {"gamma": 0.5}}}},
+            ["train.schedule.options: is for a scheduler of torch's", "name is cosine"],
+        ),
+        (
+            {"train": {"schedule": {"name": "torch", "scheduler": "StepLR", "warmup_steps": 2}}},
+            ["train.schedule.warmup_steps: 2, and train.schedule.name is torch", "such as OneCycleLR"],
+        ),
+        (
+            {"train": {"schedule": {"name": "torch", "scheduler": "ReduceLROnPlateau", "interval": "epoch"}}},
+            ["train.schedule.interval: epoch", "looks at a metric", "set it to evaluation"],
+        ),
+        (
+            {"train": {"averaging": {"start": 0.9, "every": 2}}},
+            ["train.averaging.every: every 2 updates", "of the run's 10 at most 1 are left", "set it to 1 or less"],
+        ),
+        (
+            {"train": {"optimizer": {"rules": [{"pattern": "a"}, {"pattern": "b.*", "freeze": True, "lr_factor": 2}]}}},
+            ["train.optimizer.rules.1: freezes 'b.*' and gives it lr_factor as well", "keep one of them"],
+        ),
+        (
+            {"track": {"gradient_noise": True}},
+            ["track.gradient_noise: compares two batch sizes", "at most half of train.global_batch"],
+        ),
+        ({"track": {"gradient_noise": True}, "train": {"micro_batch": 8}}, ["track.gradient_noise"]),
+        (
+            {"track": {"gradient_noise": True}, "train": {"global_batch": None, "batch_size_per_gpu": 8}},
+            ["track.gradient_noise"],
+        ),
         ({"model": {"width": 130, "num_heads": 4}}, ["model.num_heads: 4 heads", "width of 130", "such as 2"]),
         ({"model": {"width": 12, "num_heads": 4, "style": "llama"}}, ["model.num_heads", "size 3", "even"]),
         ({"model": {"num_heads": 4, "num_kv_heads": 3}}, ["num_kv_heads: 4 heads", "3 key and value", "such as 2"]),
@@ -152,6 +193,30 @@ def test_early_stopping_with_held_out_data_or_with_a_library_users_own_is_allowe
     assert resolve(run(**early, data={**TEXT, "eval": ["b"]}), CPU)
     assert resolve(run(**early, data={"kind": "random_tokens", "num_eval_rows": 4}), CPU)
     assert resolve(run(**early), CPU)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"track": {"gradient_noise": True}, "train": {"micro_batch": 4}},
+        {"track": {"gradient_noise": True}, "hardware": {"num_processes": 2}},
+        {
+            "track": {"gradient_noise": True},
+            "train": {"global_batch": None, "batch_size_per_gpu": 4, "gradient_accumulation_steps": 2},
+        },
+        {"train": {"averaging": {"start": 0.9}}},
+        {"train": {"averaging": {"start": 0.5, "every": 5}}},
+        {"train": {"schedule": {"name": "torch", "scheduler": "ReduceLROnPlateau", "interval": "evaluation"}}},
+        {
+            "data": {**TEXT, "eval": ["b"]},
+            "train": {"schedule": {"name": "torch", "scheduler": "StepLR", "interval": "evaluation"}},
+        },
+        {"train": {"schedule": {"interval": "epoch"}}},  # for a scheduler that is handed in
+        {"train": {"optimizer": {"rules": [{"pattern": "*", "freeze": True}, {"pattern": "b.*", "lr_factor": 2}]}}},
+    ],
+)
+def test_allowed(sections: Sections) -> None:
+    assert resolve(run(**sections), CPU).world_size >= 1
 
 
 def test_a_training_set_without_rows_is_refused() -> None:

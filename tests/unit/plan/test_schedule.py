@@ -85,3 +85,9 @@ def test_a_run_of_one_update_past_warm_up_does_not_divide_by_zero(name: Name) ->
 def test_a_shape_needs_a_length(name: Name) -> None:
     with pytest.raises(ConfigError, match=rf"schedule\.name is {name}.*\n.*max_steps"):
         lr_factor(ScheduleConfig(name=name), 0, None)
+
+
+def test_a_scheduler_of_torchs_is_refused() -> None:
+    schedule = ScheduleConfig(name="torch", scheduler="StepLR")
+    with pytest.raises(ConfigError, match="only StepLR itself knows its rates"):
+        lr_factor(schedule, 0, 10)

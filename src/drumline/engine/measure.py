@@ -1,0 +1,142 @@
+"""A task's metrics: updated on each rank, merged exactly, computed on every rank alike."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from drumline.engine.gather import gather
+from drumline.errors import ConfigError
+from drumline.parallel.groups import Groups
+from drumline.parallel.strategy import Batch, Task
+from drumline.track.protocol import RECORD_KEYS
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+
+class Measurement:
+    """The metrics of one evaluation; of a task without any there are none."""
+
+    def __init__(self, task: Task, device: torch.device, prefix: str = "") -> None:
+        """Raises ConfigError for a metric with a name that every line has. prefix: before each name."""
+        known: Any = task
+        self._task = known
+        self._prefix = prefix
+        self._metrics: dict[str, Metric] = {}
+        if callable(getattr(task, "metrics", None)) and callable(getattr(task, "measure", None)):
+            self._metrics = {name: metric.to(device) for name, metric in known.metrics().items()}
+        if taken := sorted(self._metrics.keys() & RECORD_KEYS):
+            raise ConfigError(f"a metric is called {taken[0]!r}, as the line's own value is", "call it something else")
+        self.has_rows = False
+        """Whether this rank has measured anything."""
+
+    @property
+    def wants_outputs(self) -> bool:
+        """Whether there is any metric; the loss alone is cheaper without its model's outputs."""
+        return bool(self._metrics)
+
+    def add(self, outputs: Any, batch: Batch) -> None:
+        """Take in one batch, on the metrics' device."""
+        self._task.measure(self._metrics, outputs, batch)
+        self.has_rows = True
+
+    def values(self, groups: Groups) -> dict[str, float]:
+        """The values over all ranks' rows. All ranks call it, if any of them has rows.
+
+        Rows are put together in the order of the ranks. Raises ConfigError for a metric that is not one number.
+        """
+        if not self._metrics:
+            return {}
+        parts = [part for metric in self._metrics.values() for part in _parts(metric)]
+        by_rank = gather(groups, [_states(part) for part in parts], f"the metrics {', '.join(self._metrics)}")
+        for part, states in zip(parts, zip(*by_rank, strict=True), strict=True):
+            part.dist_sync_fn = _Merge(states, type(part).__name__)
+            part.distributed_available_fn = _always
+        return {f"{self._prefix}{name}": _value(name, metric) for name, metric in self._metrics.items()}
+
+
+def _parts(metric: Metric) -> Iterator[Metric]:
+    """The metric and those inside of it, as a wrapper has one."""
+    from torchmetrics import Metric
+
+    return (module for module in metric.modules() if isinstance(module, Metric))
+
+
+# torchmetrics merges states itself, by the rule that each was made with, out of lists that a function hands it, one
+# list of all ranks' tensors a state. It is asked twice: once only to see the tensors, once with those of all ranks.
+
+
+def _states(part: Metric) -> list[Tensor]:
+    """Copies of this rank's states, on the CPU, in the order in which torchmetrics asks for them."""
+    seen: list[Tensor] = []
+
+    def look(state: Tensor, group: object = None) -> list[Tensor]:
+        seen.append(state.detach().to("cpu", copy=True))
+        return [state]
+
+    part.sync(dist_sync_fn=look, distributed_available=_always)
+    part.unsync()
+    return seen
+
+
+class _Merge:
+    """Hands torchmetrics the states of all ranks, one after the other."""
+
+    def __init__(self, by_rank: Sequence[list[Tensor]], name: str) -> None:
+        if len({len(states) for states in by_rank}) > 1:
+            raise ConfigError(
+                f"the ranks' states of the metric {name} cannot be merged: they are lists of different lengths",
+                "make the state with add_state(..., dist_reduce_fx='cat') or another rule",
+            )
+        self._states = iter(list(zip(*by_rank, strict=True)))
+
+    def __call__(self, state: Tensor, group: object = None) -> list[Tensor]:
+        states = next(self._states)
+        # A rank without rows has an empty tensor of no particular type, which would change that of the others.
+        filled = [each for each in states if each.numel()] or states[:1]
+        return [each.to(state.device) for each in filled]
+
+
+def _always() -> bool:
+    return True
+
+
+def _value(name: str, metric: Metric) -> float:
+    with warnings.catch_warnings():
+        # On a rank without rows of its own; by now it has those of the others.
+        warnings.filterwarnings("ignore", "The ``compute`` method of metric", UserWarning)
+        value = metric.compute()
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        found = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        raise ConfigError(f"the metric {name} gave {found}, not one number", "choose how it is averaged")
+    return float(value)
+
+
+def own_memory(batch: Batch, device: torch.device) -> Batch:
+    """The batch with copies of the tensors that lie in memory shared with a loader process; on the CPU only.
+
+    Each holds a file handle, or a part of /dev/shm, for as long as anything of it is kept, as metrics and predictions
+    are (pytorch #973).
+    """
+    if device.type != "cpu":
+        return batch
+    if isinstance(batch, Tensor):
+        return batch.clone() if batch.is_shared() else batch
+    if isinstance(batch, MutableMapping):
+        copied = copy.copy(batch)
+        for name, value in batch.items():
+            copied[name] = own_memory(value, device)
+        return copied
+    if isinstance(batch, Mapping):
+        return {name: own_memory(value, device) for name, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(own_memory(item, device) for item in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(own_memory(item, device) for item in batch)
+    return batch

@@ -1,0 +1,111 @@
+"""Prediction: one entry a row, in the order of the data set, on all ranks alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from drumline.data.source import Collate, as_source
+from drumline.engine.evaluate import evaluating
+from drumline.engine.feeds import evaluation_feed
+from drumline.engine.gather import gather
+from drumline.engine.measure import own_memory
+from drumline.engine.run import Run
+from drumline.errors import ConfigError, DataError
+from drumline.parallel.strategy import Batch, Loss, Task
+
+Forward = Callable[[nn.Module, Batch], Any]
+
+_FIX = "give forward= with a function of (model, batch) that returns tensors whose first dimension is the rows"
+
+
+def predict(run: Run, data: Any, *, collate: Collate | None = None, forward: Forward | None = None) -> list[Any]:
+    """What the model says to each row, each row once, in the order of the data set, on all ranks alike.
+
+    An entry is a row of what the task predicts, or of what `forward(model, batch)` returns: a tensor on the CPU, or a
+    dict, list or tuple of such. Rows need no labels. All ranks call it, and all hold all entries. Averaged weights are
+    used, if the run has them. Raises ConfigError for a task that says nothing of predictions where there is no
+    `forward`, and for a stream over several processes; DataError where rows come or go.
+    """
+    source = as_source(data, collate)
+    ranks = run.groups.world.size
+    if source.is_stream and ranks > 1:
+        raise ConfigError(
+            f"a stream has no order that {ranks} processes could share, so that predictions could be put in its order",
+            "hand in a data set with __len__ and __getitem__, or predict in one process",
+        )
+    if source.is_stream:  # several loader processes would read parts of it side by side
+        source = dataclasses.replace(source, num_workers=0)
+    function = forward or _forward_of(run.task)
+    feed = evaluation_feed(source, _Rows(run.task), run.config, run.plan, run.groups.world)
+    mine: list[tuple[int, Any]] = []
+    try:
+        with evaluating(run.model), run.strategy.averaged():
+            for micro_batch in feed.evaluation():
+                batch = own_memory(micro_batch.batch, run.groups.device)
+                outputs = run.strategy.run(batch, function)
+                mine.append((micro_batch.samples, _kept(outputs, micro_batch.samples)))
+    finally:
+        feed.close()
+    found: list[Any] = []
+    for part in gather(run.groups, mine, "predictions"):
+        for num_rows, outputs in part:
+            found.extend(_row(outputs, row) for row in range(num_rows))
+    if source.num_rows is not None and len(found) != source.num_rows:
+        raise DataError(f"{len(found)} rows were read of {source.num_rows}", "let len() of the data set be its rows")
+    return found
+
+
+def _forward_of(task: Task) -> Forward:
+    known: Any = task
+    if not callable(getattr(task, "predict", None)):
+        raise ConfigError(f"what a {type(task).__name__} predicts is not known", _FIX)
+    return lambda model, batch: known.predict(known.forward(model, batch), batch)
+
+
+class _Rows:
+    """A task for the loader that needs no labels: rows are checked and not counted. A class, so that it pickles."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def count(self, batch: Batch) -> int:
+        """Nothing is learned."""
+        return 0
+
+    def check(self, batch: Batch) -> None:
+        """The task's own."""
+        self._task.check(batch)
+
+    def forward(self, model: nn.Module, batch: Batch) -> Any:
+        """The task's own."""
+        return self._task.forward(model, batch)
+
+    def loss(self, outputs: Any, batch: Batch) -> Loss:
+        """Nothing is learned."""
+        raise NotImplementedError
+
+
+def _kept(outputs: Any, num_rows: int) -> Any:
+    """Outputs of a batch on the CPU, in memory of their own; ConfigError where they are not one a row."""
+    if isinstance(outputs, Tensor):
+        if outputs.dim() == 0 or len(outputs) != num_rows:
+            raise ConfigError(f"predictions for {num_rows} rows have the shape {list(outputs.shape)}", _FIX)
+        # Also because a view would take all along that it is a view of, such as a whole vocabulary's scores.
+        return outputs.detach().to("cpu", copy=True)
+    if isinstance(outputs, Mapping):
+        return {name: _kept(value, num_rows) for name, value in outputs.items()}
+    if isinstance(outputs, list | tuple) and all(isinstance(item, Tensor | Mapping) for item in outputs):
+        return tuple(_kept(item, num_rows) for item in outputs)
+    raise ConfigError(f"predictions are a {type(outputs).__name__}", _FIX)
+
+
+def _row(outputs: Any, row: int) -> Any:
+    if isinstance(outputs, Tensor):
+        return outputs[row]
+    if isinstance(outputs, dict):
+        return {name: _row(value, row) for name, value in outputs.items()}
+    return tuple(_row(item, row) for item in outputs)
