@@ -42,10 +42,11 @@ def copy_recipe(
     recipe: Recipe,
     path: Annotated[Path, typer.Argument(metavar="PATH", help="File to write, or a folder to write it into.")],
 ) -> None:
-    """Copy a recipe to a file of your own, to be changed and trained."""
+    """Copy a recipe, and a model.py that it brings, to files of your own, to be changed and trained."""
     from drumline.config.recipes import copy_recipe
 
-    typer.echo(copy_recipe(recipe, path))
+    for copy in copy_recipe(recipe, path):
+        typer.echo(copy)
 
 
 def show_recipe(recipe: Recipe, overrides: Overrides = None) -> None:
@@ -62,8 +63,7 @@ def validate_recipe(recipe: Recipe, overrides: Overrides = None, deep: Deep = Fa
     from drumline.plan.rules import config_problems
 
     config = load_config(recipe, overrides or ())
-    problems = config_problems(config)
-    if problems:
+    if problems := config_problems(config):
         raise refuse(problems)
     if deep:
         with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -9,7 +10,18 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from drumline.config.fields import Model, Spot, all_keys, choices_of, field_leaves, kind_of, locate, sections_of, wanted
+from drumline.config.fields import (
+    Model,
+    Spot,
+    all_keys,
+    choices_of,
+    field_leaves,
+    is_choice,
+    kind_of,
+    locate,
+    sections_of,
+    wanted,
+)
 from drumline.config.problem import Key, Problem, dotted, listed, shown
 from drumline.config.source import Layer
 
@@ -22,6 +34,8 @@ def explain(error: ValidationError, layer: Layer, root: Model) -> list[Problem]:
     problems: dict[Key, Problem] = {}
     for found in error.errors(include_url=False):
         spot = locate(root, found["loc"])
+        if isinstance(found["input"], Mapping) and is_choice(spot.leaves):
+            continue  # it was meant as the section, whose own mistakes are reported too
         if found["type"] == "extra_forbidden":
             problem = _unknown_key(spot, layer, root)
         elif found["type"] == "missing":
@@ -52,7 +66,7 @@ def _value(spot: Spot, layer: Layer, value: Any) -> Problem:
         fix = f"did you mean {word}?"
     elif sections and len(sections) > 1 and value in map(kind_of, sections):
         fix = f"did you mean {dotted(key)}.kind={value}?"
-    elif sections:
+    elif sections and not is_choice(spot.leaves):
         fix = f"write its keys below it, or leave {dotted(key)} out"
     elif wanted(spot.leaves).startswith("a list") and isinstance(value, str | int | float):
         fix = f"write it in brackets: [{value}]"

@@ -54,19 +54,37 @@ def sections_of(leaves: Sequence[Leaf]) -> list[Model]:
     return [leaf.type for leaf in leaves if isinstance(leaf.type, type) and issubclass(leaf.type, BaseModel)]
 
 
+def is_choice(leaves: Sequence[Leaf]) -> bool:
+    """Whether a section is only one of the things that a key takes: text or a section."""
+    others = [leaf for leaf in leaves if leaf.type is not NoneType]
+    return 0 < len(sections_of(leaves)) < len(others)
+
+
+def entry_sections(leaves: Sequence[Leaf]) -> list[Model]:
+    """Sections that stand in a list."""
+    lists = [leaf.type for leaf in leaves if get_origin(leaf.type) is list]
+    return [section for each in lists for section in sections_of(leaves_of(get_args(each)[0]))]
+
+
 def kind_of(section: Model) -> str:
     """The name by which a union of sections chooses this one."""
     return str(section.model_fields["kind"].default)
 
 
 def locate(root: Model, location: Sequence[str | int]) -> Spot:
-    """Follow pydantic's location of an error, which holds a kind after each union, down to the key it means."""
+    """Follow pydantic's location of an error, which names a kind or type after each union, down to the key it means."""
     key: Key = ()
     owner = root
     leaves: tuple[Leaf, ...] = (Leaf(root),)
     for part in location:
         sections = sections_of(leaves)
-        if len(sections) > 1:
+        if is_choice(leaves):
+            # Which of them was tried: a section by its class, to be followed; anything else is this key's own matter.
+            chosen = tuple(Leaf(section) for section in sections if section.__name__ == part)
+            if not chosen:
+                break
+            leaves = chosen
+        elif len(sections) > 1:
             leaves = tuple(Leaf(section) for section in sections if kind_of(section) == part)
             owner = leaves[0].type
         elif sections:
@@ -76,6 +94,9 @@ def locate(root: Model, location: Sequence[str | int]) -> Spot:
         elif isinstance(part, int):
             key = (*key, part)
             leaves = leaves_of(get_args(leaves[0].type)[0])
+        elif get_origin(leaves[0].type) is dict:
+            key = (*key, part)
+            leaves = leaves_of(get_args(leaves[0].type)[1])
         else:
             break
     return Spot(key, owner, leaves)
@@ -107,7 +128,9 @@ def _wanted_one(leaf: Leaf) -> str:
     arguments = get_args(leaf.type)
     if get_origin(leaf.type) is tuple:
         return f"a list of {len(arguments)}, each {wanted(leaves_of(arguments[0]))}"
-    if get_origin(leaf.type) is list:
+    if get_origin(leaf.type) is dict:
+        text = f"names with values (each {wanted(leaves_of(arguments[1]))})"
+    elif get_origin(leaf.type) is list:
         text = f"a list (each entry {wanted(leaves_of(arguments[0]))})"
     else:
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}

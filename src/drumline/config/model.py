@@ -47,8 +47,18 @@ class CnnModel(Section):
     """A small convolutional network for images, with BatchNorm."""
 
     kind: Literal["cnn"] = "cnn"
-    width: PositiveInt = Field(32, description="Channels after the first stage; each further stage doubles them.")
+    width: PositiveInt = Field(16, description="Channels after the first stage; each further stage doubles them.")
     num_stages: PositiveInt = Field(3, description="Stages of two convolutions; each after the first halves the image.")
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Dropout before the last layer.")
+
+
+class NgramModel(Section):
+    """The mean of learned vectors of short runs of tokens, for texts; quick, and strong on little data."""
+
+    kind: Literal["ngrams"] = "ngrams"
+    width: PositiveInt = Field(64, description="Size of the vectors.")
+    longest_run: PositiveInt = Field(5, description="Runs of one token up to so many count; with bytes: letters.")
+    num_buckets: PositiveInt = Field(32768, description="Rows of the table that runs are hashed into.")
     dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Dropout before the last layer.")
 
 
@@ -57,8 +67,9 @@ class PythonModel(Section):
 
     kind: Literal["python"] = "python"
     file: Path = Field(
-        description="A file that defines make_model(config), and make_data(config) and loss as it likes."
+        description="A file that defines make_model(config), and make_data, loss and make_optimizer as it likes; "
+        "'recipes:' names the packed recipes folder."
     )
 
 
-Model = Annotated[DecoderModel | HuggingFaceModel | CnnModel | PythonModel, Field(discriminator="kind")]
+Model = Annotated[DecoderModel | HuggingFaceModel | CnnModel | NgramModel | PythonModel, Field(discriminator="kind")]

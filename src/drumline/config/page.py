@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 from pydantic.fields import FieldInfo
 
-from drumline.config.fields import Model, field_leaves, kind_of, sections_of, wanted
+from drumline.config.fields import Model, entry_sections, field_leaves, kind_of, sections_of, wanted
 from drumline.config.schema import RunConfig
 
 _HEAD = """# Settings
 
-<!-- Written by `make docs` from src/drumline/config/schema.py: change the descriptions there. -->
+<!-- Written by `make docs` from src/drumline/config: change the descriptions there. -->
 
 A run is described by one set of settings, the same in a recipe (YAML), after `--set` and in Python:
 
@@ -54,11 +54,24 @@ def _inner(name: str, field: FieldInfo) -> Iterator[str]:
     sections = sections_of(field_leaves(field))
     if len(sections) == 1:
         yield from _section(sections[0], name, f"## {name}")
-        return
-    yield f"## {name}\n\nOne of these kinds, chosen by `{name}.kind`: {', '.join(map(kind_of, sections))}.\n"
-    for section in sections:
-        note = " (default)" if isinstance(field.default, section) else ""
-        yield from _section(section, name, f"### {name}, kind: {kind_of(section)}{note}")
+    else:
+        yield f"## {name}\n\nOne of these kinds, chosen by `{name}.kind`: {', '.join(map(kind_of, sections))}.\n"
+        for section in sections:
+            note = " (default)" if isinstance(field.default, section) else ""
+            yield from _section(section, name, f"### {name}, kind: {kind_of(section)}{note}")
+    yield from _entries(name, sections)
+
+
+def _entries(name: str, sections: list[Model]) -> Iterator[str]:
+    """Sections that stand in lists, each once: kinds of one section share them."""
+    found = {
+        (key, entry): None
+        for section in sections
+        for key, field in section.model_fields.items()
+        for entry in entry_sections(field_leaves(field))
+    }
+    for key, entry in found:
+        yield from _section(entry, f"{name}.{key}", f"## {name}.{key}, an entry that is a section")
 
 
 def _has_row(field: FieldInfo, *, is_inner: bool) -> bool:

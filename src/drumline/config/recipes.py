@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -9,6 +10,9 @@ from drumline.errors import ConfigError
 
 PREFIX = "recipes:"
 """Begins a path that is meant from the recipes folder."""
+
+_PACKED_CODE = re.compile(rf"{PREFIX}([\w.-]+\.py)\b")
+"""A Python file beside the packed recipes, as a recipe names it."""
 
 
 def recipes_folder() -> Path:
@@ -42,19 +46,39 @@ def describe_recipe(path: Path) -> str:
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
-def copy_recipe(name_or_path: str | Path, target: Path) -> Path:
-    """Copy a recipe to a new file, or into a folder, and return the file. Raises ConfigError where one is there."""
+def copy_recipe(name_or_path: str | Path, target: Path) -> list[Path]:
+    """Copy a recipe to a new file, or into a folder, with the packed Python files that it names; return the copies.
+
+    The copy names its own Python files; packed data stays where it is. Raises ConfigError where a file is there.
+    """
     source = find_recipe(name_or_path)
     target = target / source.name if target.is_dir() else target
+    content = _read(source).decode(errors="surrogateescape")
+    code = {name: target.parent / name for name in _PACKED_CODE.findall(content)}
+    content = _PACKED_CODE.sub(lambda found: str(code[found[1]]), content)
+    copies = {target: content.encode(errors="surrogateescape")}
+    copies |= {path: _read(recipes_folder() / name) for name, path in code.items()}
+    for path in copies:
+        if path.exists():
+            raise ConfigError(f"{path} exists already", "choose another name, or remove the file first")
+    for path, data in copies.items():
+        try:
+            with path.open("xb") as file:
+                file.write(data)
+        except OSError as error:
+            raise _cannot_copy(error) from None
+    return list(copies)
+
+
+def _read(path: Path) -> bytes:
     try:
-        content = source.read_bytes()
-        with target.open("xb") as file:
-            file.write(content)
-    except FileExistsError:
-        raise ConfigError(f"{target} exists already", "choose another name, or remove the file first") from None
+        return path.read_bytes()
     except OSError as error:
-        raise ConfigError(f"{error.filename}: cannot be copied: {error.strerror}", "check both paths") from None
-    return target
+        raise _cannot_copy(error) from None
+
+
+def _cannot_copy(error: OSError) -> ConfigError:
+    return ConfigError(f"{error.filename}: cannot be copied: {error.strerror}", "check both paths")
 
 
 def expand_path(text: str) -> Path | str:

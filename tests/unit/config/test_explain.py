@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
-from drumline.config.fields import all_keys, field_leaves, kind_of, sections_of
+from drumline.config.fields import all_keys, field_leaves, kind_of, sections_of, wanted
 from drumline.config.load import load_config
 from drumline.config.problem import Key, dotted
 from drumline.config.schema import RunConfig
@@ -75,8 +76,13 @@ def test_a_mistyped_key(tmp_path: Path, text: str, expected: str) -> None:
         ),
         ("train: {lr: fast}", "train.lr: wants a number above 0, not 'fast'"),
         (
-            "train: {compile: maybe}",
-            "wants true or false, not 'maybe'\n  fix: correct the value, or leave the key out: it is false then",
+            "train: {shuffle: maybe}",
+            "wants true or false, not 'maybe'\n  fix: correct the value, or leave the key out: it is true then",
+        ),
+        (
+            "train: {compile: true}",
+            "train.compile: wants none, whole or blocks, not true\n"
+            "  fix: correct the value, or leave the key out: it is none then",
         ),
         ("train: {micro_batch: atuo}", "wants a whole number above 0 or auto, not 'atuo'\n  fix: did you mean auto?"),
         ("train: {precision: fp8}", "wants auto, fp32, tf32, bf16 or fp16, not 'fp8'\n  fix: correct the value"),
@@ -104,17 +110,72 @@ def test_a_mistyped_key(tmp_path: Path, text: str, expected: str) -> None:
         ("evaluate: {early_stopping: 3}", "evaluate.early_stopping: wants a section or null, not 3"),
         (
             "data: {kind: text}",
-            "line 1: data.train: is missing: a list (each entry text) with a length of at least 1\n"
+            "line 1: data.train: is missing: a list (each entry text or a section) with a length of at least 1\n"
             "  fix: add data.train",
         ),
         (
             "data: {kind: text, train: []}",
-            "data.train: wants a list (each entry text) with a length of at least 1, not a list of 0",
+            "data.train: wants a list (each entry text or a section) with a length of at least 1, not a list of 0",
         ),
         ("model: {kind: huggingface}", "model.path: is missing: a path\n  fix: add model.path"),
     ],
 )
 def test_a_wrong_value(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in message(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[3, null]", "data.train.1: wants text or a section, not nothing\n  fix: correct the value"),
+        ("[[a]]", "data.train.0: wants text or a section, not a list of 1"),
+        ("[a, {}]", "recipe.yaml line 3: data.train.1.paths: is missing: a list (each entry text)"),
+        ("[{paths: [], weight: 2}]", "data.train.0.paths: wants a list (each entry text) with a length of at least 1"),
+        ("[{paths: [a], weight: 0}]", "line 3: data.train.0.weight: wants a number above 0, not 0\n  fix: correct the"),
+        ("[{paths: a}]", "data.train.0.paths: wants a list (each entry text) with a length of at least 1, not 'a'"),
+        (
+            "[b, {paths: [a], wieght: 2}]",
+            "data.train.1.wieght: there is no such key\n  fix: did you mean data.train.1.weight?",
+        ),
+    ],
+)
+def test_a_wrong_entry_of_a_list_of_sources(tmp_path: Path, text: str, expected: str) -> None:
+    error = message(tmp_path, f"data:\n  kind: records\n  train: {text}\n")
+    assert expected in error
+    assert "correct all" not in error, "one mistake is one line"
+
+
+def test_two_mistakes_of_one_entry_are_both_reported(tmp_path: Path) -> None:
+    lines = message(tmp_path, "data:\n  kind: text\n  train:\n  - paths: []\n    weight: -1\n").splitlines()
+    assert lines[0].startswith("recipe.yaml line 4: data.train.0.paths: wants a list")
+    assert lines[1].startswith("recipe.yaml line 5: data.train.0.weight: wants a number above 0, not -1")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "train: {optimizer: {rules: [{pattern: '*', freez: true}]}}",
+            "train.optimizer.rules.0.freez: there is no such key\n  fix: did you mean train.optimizer.rules.0.freeze?",
+        ),
+        (
+            "train: {optimizer: {rules: [{pattern: '*', lr_factor: -1}]}}",
+            "train.optimizer.rules.0.lr_factor: wants a number above 0 or null, not -1",
+        ),
+        ("train: {optimizer: {rules: [head]}}", "train.optimizer.rules.0: wants a section, not 'head'"),
+        (
+            "train: {schedule: {options: {step: null}}}",
+            "train.schedule.options.step: wants true or false, a whole number, a number, text, ",
+        ),
+        ("train: {schedule: {options: 3}}", "train.schedule.options: wants names with values (each true or false, "),
+        (
+            "data: {kind: records, train: [a], columns: {label: [a]}}",
+            "data.columns.label: wants text, not a list of 1\n  fix: correct the value",
+        ),
+        ("data: {kind: records, train: [a], columns: b}", "data.columns: wants names with values (each text), not 'b'"),
+    ],
+)
+def test_a_wrong_value_inside_lists_and_names(tmp_path: Path, text: str, expected: str) -> None:
     assert expected in message(tmp_path, text)
 
 
@@ -127,12 +188,15 @@ def test_a_wrong_value(tmp_path: Path, text: str, expected: str) -> None:
             "  fix: did you mean ddp?",
         ),
         (
-            "model: {kind: 3}",
-            "model.kind: '3' is no kind; there are decoder and huggingface\n"
-            "  fix: choose one of decoder or huggingface",
+            "parallel: {kind: 3}",
+            "parallel.kind: '3' is no kind; there are auto, single and ddp\n  fix: choose one of auto, single or ddp",
         ),
         ("parallel: ddp", "parallel: wants a section with a kind, not 'ddp'\n  fix: did you mean parallel.kind=ddp?"),
-        ("data: {train: [x]}", "line 1: data.kind: is missing: text or random_tokens\n  fix: add data.kind"),
+        (
+            "data: {train: [x]}",
+            "line 1: data.kind: is missing: text, records, text_folders, image_folders, datasets or random_tokens\n"
+            "  fix: add data.kind",
+        ),
         (
             "parallel: {bucket_mb: 3}",
             "parallel.bucket_mb: parallel.kind is auto, which has no such key; ddp has\n"
@@ -198,16 +262,21 @@ def test_all_mistakes_are_reported_a_line_each_in_the_order_of_the_file(tmp_path
     assert "did you mean train.epochs?" in lines[2], "each line has its own fix"
 
 
+def required(section: type[BaseModel], name: str) -> Iterator[str]:
+    for key, field in section.model_fields.items():
+        if field.is_required():
+            yield f"{name}.{key}={'[a]' if wanted(field_leaves(field)).startswith('a list') else 'a'}"
+
+
 def settings() -> Iterator[tuple[Key, tuple[str, ...]]]:
     """Every key of the schema, with the overrides that make its section one that has the key."""
-    required = {"text": ("data.train=[a]",), "huggingface": ("model.path=a",)}
     for name, field in RunConfig.model_fields.items():
         sections = sections_of(field_leaves(field))
         if not sections:
             yield (name,), ()
         for section in sections:
             kind = kind_of(section) if len(sections) > 1 else ""
-            base = (f"{name}.kind={kind}", *required.get(kind, ())) if kind else ()
+            base = (f"{name}.kind={kind}", *required(section, name)) if kind else ()
             for key in all_keys(section, (name,)):
                 yield key, base
 

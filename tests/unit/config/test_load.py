@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from drumline.config.data import RandomTokens, TextData
+from drumline.config.data import RandomTokens, RecordData, TextData, WeightedPaths
 from drumline.config.load import config_from_mapping, dump_config, load_config
 from drumline.config.model import DecoderModel, HuggingFaceModel
 from drumline.config.parallel import AutoParallel, DdpParallel, SingleParallel
@@ -50,7 +50,7 @@ def test_where_text_is_wanted_a_scalar_is_what_was_typed(tmp_path: Path, word: s
     ("word", "value"), [("yes", True), ("on", True), ("true", True), ("no", False), ("off", False)]
 )
 def test_where_a_boolean_is_wanted_its_words_are_taken(tmp_path: Path, word: str, value: bool) -> None:
-    assert load(tmp_path, f"train: {{compile: {word}}}").train.compile is value
+    assert load(tmp_path, f"train: {{shuffle: {word}}}").train.shuffle is value
 
 
 def test_lists_are_yaml_in_overrides_too(tmp_path: Path) -> None:
@@ -85,6 +85,14 @@ def test_an_override_chooses_the_kind(tmp_path: Path) -> None:
     assert kept == SingleParallel(timeout_s=7)
 
 
+def test_a_source_is_a_path_or_a_section_with_a_weight(tmp_path: Path) -> None:
+    text = "data: {kind: records, train: [1.10, {paths: [2024], weight: 0.5}], columns: {label: 3}}"
+    data = load(tmp_path, text).data
+    assert isinstance(data, RecordData)
+    assert data.train == ["1.10", WeightedPaths(paths=["2024"], weight=0.5)]
+    assert data.columns == {"label": "3"}
+
+
 def test_a_section_given_whole_replaces_the_recipes(tmp_path: Path) -> None:
     config = load(tmp_path, "parallel: {kind: ddp, bucket_mb: 9}", "parallel={kind: single}")
     assert config.parallel == SingleParallel()
@@ -108,7 +116,9 @@ CONFIGS: list[dict[str, Any]] = [
     {"name": "1.10", "hardware": {"gpus": ["0", "1e5", "GPU-x", "007"]}},
     {"name": "2024-01-02", "train": {"lr": 1e-12, "global_batch": 7, "max_norm": None, "micro_batch": 3}},
     {"data": {"kind": "text", "train": ["*.txt", "ä/ü.txt", "a: b", "- c", "", "'", "x" * 300], "eval": ["~", "null"]}},
-    {"data": RandomTokens(), "parallel": DdpParallel(find_unused="never"), "train": {"epochs": 1, "compile": True}},
+    {"data": RandomTokens(), "parallel": DdpParallel(find_unused="never"), "train": {"epochs": 1, "compile": "blocks"}},
+    {"data": RecordData(train=["a", WeightedPaths(paths=["b"], weight=2)], columns={"label": "topic: x"})},
+    {"train": {"optimizer": {"rules": [{"pattern": "*.bias", "freeze": True}]}, "schedule": {"options": {"a": [1]}}}},
     {"model": HuggingFaceModel(path=Path("here")), "evaluate": {"every": 10, "early_stopping": {"mode": "max"}}},
 ]
 

@@ -62,17 +62,33 @@ def test_a_recipe_is_described_by_its_first_comment(folder: Path) -> None:
 
 def test_copying_writes_a_new_file_or_into_a_folder_and_never_over_one(folder: Path, tmp_path: Path) -> None:
     target = tmp_path / "mine.yaml"
-    assert copy_recipe("first", target) == target
+    assert copy_recipe("first", target) == [target]
     assert target.read_text() == "# A first recipe.\nseed: 1\n"
     with pytest.raises(ConfigError, match=r"mine\.yaml exists already"):
         copy_recipe("second", target)
     assert target.read_text().endswith("seed: 1\n")
-    assert copy_recipe("second", tmp_path).read_text() == "seed: 2\n"
+    assert copy_recipe("second", tmp_path) == [tmp_path / "second.yaml"]
+    assert (tmp_path / "second.yaml").read_text() == "seed: 2\n"
     with pytest.raises(ConfigError, match="cannot be copied: No such file"):
         copy_recipe("first", tmp_path / "absent" / "mine.yaml")
     with pytest.raises(ConfigError, match=r"absent\.yaml: cannot be copied"):
         copy_recipe("absent.yaml", tmp_path / "new.yaml")
     assert not (tmp_path / "new.yaml").exists()
+
+
+def test_a_packed_python_file_is_copied_too_and_the_copy_names_it(folder: Path, tmp_path: Path) -> None:
+    (folder / "own.yaml").write_text("model: {kind: python, file: recipes:own_model.py}\ndata: recipes:a/b.csv\n")
+    (folder / "own_model.py").write_text("x = 1\n")
+    mine = Path("mine")
+    mine.mkdir()
+    assert copy_recipe("own", mine) == [mine / "own.yaml", mine / "own_model.py"]
+    assert (mine / "own_model.py").read_text() == "x = 1\n"
+    text = (mine / "own.yaml").read_text()
+    assert text == "model: {kind: python, file: mine/own_model.py}\ndata: recipes:a/b.csv\n"
+    (mine / "own.yaml").unlink()
+    with pytest.raises(ConfigError, match=r"own_model\.py exists already"):
+        copy_recipe("own", mine)
+    assert not (mine / "own.yaml").exists()
 
 
 def test_the_prefix_stands_for_the_folder(folder: Path) -> None:
