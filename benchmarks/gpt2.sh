@@ -1,30 +1,28 @@
 #!/usr/bin/env bash
-# The hand-written loop and drumline's Trainer in turn, on every GPU there is: A B A B A B, then the ratio of medians.
-# Usage: PEERS=folder/of/raw_ddp.py benchmarks/gpt2.sh OUT_FOLDER [PAIRS]
+# GPT-2 124M through every contestant in turn, on every GPU there is: A B C A B C A B C, then medians and ratios.
+# Usage: PEERS=folder/of/raw_ddp.py benchmarks/gpt2.sh OUT_FOLDER [ROUNDS [CONTESTANT…]]
+# A contestant is a script of the peers (raw_ddp accelerate_loop fabric_loop hf_trainer) or of this folder
+# (gpt2_trainer gpt2_recipe decoder_by_hand); all of them unless named. What has run already is not run again, so a
+# call that was cut off is gone on with.
 set -u
 out=${1:?folder for logs and results}
-pairs=${2:-3}
+rounds=${2:-3}
+shift; [ $# -gt 0 ] && shift
+contestants=${*:-raw_ddp gpt2_trainer decoder_by_hand gpt2_recipe accelerate_loop fabric_loop hf_trainer}
 here=$(cd "$(dirname "$0")" && pwd)
 gpus=$(nvidia-smi -L | wc -l)
 start() { if [ "$gpus" -gt 1 ]; then torchrun --standalone --nproc-per-node "$gpus" "$@"; else python3 "$@"; fi; }
 mkdir -p "$out"
 export OMP_NUM_THREADS=4 PEERS PYTHONUNBUFFERED=1
-for i in $(seq "$pairs"); do
-    (cd "$PEERS" && start raw_ddp.py) >"$out/raw.$i.log" 2>&1
-    BENCH_RUN=$$-$i start "$here/gpt2_trainer.py" >"$out/drumline.$i.log" 2>&1
+for i in $(seq "$rounds"); do
+    for name in $contestants; do
+        log="$out/$name.$i.log"
+        grep -qs '^RESULT' "$log" && continue
+        script="$here/$name.py"
+        [ -e "$script" ] || script="$PEERS/$name.py"
+        (cd "$PEERS" && BENCH_RUN=$$-$i start "$script") >"$log" 2>&1
+    done
 done
 grep -h '^RESULT' "$out"/*.log | sed 's/^RESULT //' >"$out/results.jsonl"
 grep -L '^RESULT' "$out"/*.log | while read -r f; do echo "NO RESULT: $f"; tail -25 "$f"; done
-python3 - "$out/results.jsonl" <<'EOF'
-import json, statistics, sys
-
-rows = [json.loads(line) for line in open(sys.argv[1])]
-by_name = {}
-for row in rows:
-    by_name.setdefault(row["peer"], []).append(row["tokens_per_s"])
-medians = {name: statistics.median(values) for name, values in by_name.items()}
-for name, values in by_name.items():
-    print(f"{name:20} median {medians[name]:>10,.0f} tokens/s  runs {values}")
-if len(medians) == 2:
-    print(f"drumline / hand-written: {medians['drumline Trainer'] / medians['raw torch DDP']:.4f} on {rows[0]['gpus']} x {rows[0]['device']}")
-EOF
+python3 "$here/medians.py" "$out/results.jsonl"

@@ -27,9 +27,9 @@ config = RunConfig.model_validate(
         "train": {
             "global_batch": MICRO_BATCH * world,
             "max_steps": WARMUP + STEPS,
-            "compile": True,
+            "compile": "whole",
             "schedule": {"name": "constant"},
-            "optimizer": {"betas": [0.9, 0.999], "weight_decay": 0.01},
+            "optimizer": {"betas": [0.9, 0.999], "weight_decay": 0.01, "decay_all": True},
         },
         "loader": {"num_workers": 2},
         "checkpoint": {"at_end": False},
