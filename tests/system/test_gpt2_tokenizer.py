@@ -60,7 +60,7 @@ def test_the_recipe_reads_them(assets: Path, tmp_path: Path, monkeypatch: pytest
     config = load_config("gpt2_124m")
     assert isinstance(config.data, TextData)
     splits = load_text(config.data)
-    assert splits.eval is not None
+    assert isinstance(splits.train, PackedRows) and isinstance(splits.eval, PackedRows)
     # Each speech has one token more, its end; each split's first token is no target.
     assert num_targets(splits.train) + num_targets(splits.eval) == NUM_TOKENS + NUM_SPEECHES - 2
     assert num_targets(splits.train) > 10 * num_targets(splits.eval) > 0
