@@ -100,6 +100,7 @@ def test_a_stop_comes_with_clean_weights(tmp_path: Path) -> None:
     assert all(bool(torch.isfinite(p).all()) for p in model.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_the_step_makes_no_host_sync(tmp_path: Path) -> None:
     train = {"global_batch": 8, "max_steps": 12, "precision": "bf16", "max_norm": 1.0}
     case = Case(str(tmp_path / "sync"), {"train": train, "track": {"every": 100, "console": False}})

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data._utils import signal_handling as torch_signals
 from torch.utils.data._utils import worker as torch_worker
 
 from drumline.data.limits import Sharing
@@ -18,6 +21,9 @@ from drumline.data.sharing import begin_sharing, explained, share, unshared
 from drumline.data.source import Collate, Source
 from drumline.errors import DrumlineError
 from drumline.parallel.strategy import MicroBatch, Task
+
+END_S = 0.2
+"""What a loader process that was killed may take to be seen as ended, after its connection has broken."""
 
 
 class Piece(NamedTuple):
@@ -166,14 +172,35 @@ class Reader:
         try:
             self._pass = iter(self._loader)
             yield from self._pass
-        except (RuntimeError, OSError) as error:
-            reason = explained(error) if self._options.num_workers else None
+        except (RuntimeError, OSError, EOFError) as error:
+            reason = None
+            if self._options.num_workers:
+                self._watch_no_more()
+                reason = explained(self._killed() or error)
             if reason is None:
                 raise
             raise reason from error
 
+    def _watch_no_more(self) -> None:
+        """Have torch's signal handler raise no more of loader processes that end, in the middle of whatever comes."""
+        running = self._pass
+        if getattr(running, "_worker_pids_set", False):
+            torch_signals._remove_worker_pids(id(running))
+            running._worker_pids_set = False
+
+    def _killed(self) -> RuntimeError | None:
+        """What torch says of a loader process that a signal has ended, where a consequence of it was met first."""
+        workers = getattr(self._pass, "_workers", ())
+        wait([worker.sentinel for worker in workers], END_S)
+        for worker in workers:
+            if (worker.exitcode or 0) < 0:
+                name = signal.strsignal(-worker.exitcode)
+                return RuntimeError(f"DataLoader worker (pid {worker.pid}) is killed by signal: {name}.")
+        return None
+
     def close(self) -> None:
         """End the loader's processes, also in the middle of a pass; closing twice is allowed."""
+        self._watch_no_more()  # else the end of one that was killed may be told in the middle of this
         if hasattr(self._pass, "_shutdown_workers"):
             self._pass._shutdown_workers()
         self._pass = self._loader._iterator = None
