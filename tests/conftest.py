@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 
@@ -23,3 +24,9 @@ def nothing_left_behind() -> Iterator[None]:
     if leaks:
         leak_check.clean_up(before)
         pytest.fail("the test left something behind:\n  " + "\n  ".join(leaks), pytrace=False)
+
+
+def pytest_collection_finish() -> None:
+    """Set aside what importing all tests has made: each of hundreds of trainers would look through it at its start."""
+    gc.collect()
+    gc.freeze()

@@ -28,6 +28,15 @@ from drumline.engine.process import (
 from drumline.errors import ConfigError
 
 
+@pytest.fixture(autouse=True)
+def thawed() -> Iterator[None]:
+    """Nothing is set aside from the collector here, as in a script; see tests/conftest.py."""
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 def streams() -> tuple[object, list[int], list[int]]:
     return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]
 
