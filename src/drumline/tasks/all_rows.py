@@ -6,6 +6,8 @@ and so is the value, to the last bit. Where torchmetrics has the metric too, it 
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
 from torchmetrics import Metric
@@ -37,9 +39,9 @@ class AllRows(Metric):
         """The value over all rows, a scalar; NaN where it is not defined."""
         return self.value(dim_zero_cat(self.outputs), dim_zero_cat(self.targets))
 
+    @abstractmethod
     def value(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The value over these rows."""
-        raise NotImplementedError
 
 
 class AreaUnderCurve(AllRows):
