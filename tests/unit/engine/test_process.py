@@ -17,6 +17,7 @@ from torch import nn
 from drumline.engine.process import (
     COLLECT_ALL_EVERY,
     COLLECT_EVERY,
+    COMPILER_CACHE,
     CUBLAS_WORKSPACE,
     collect_garbage,
     explain_nondeterministic,
@@ -240,3 +241,18 @@ def test_user_code_may_have_the_collector() -> None:
             assert gc.isenabled()
             raise KeyError
         assert not gc.isenabled()
+
+
+@pytest.mark.parametrize("own", [None, "/elsewhere"])
+def test_what_is_compiled_is_kept_where_a_restart_finds_it(own: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    if own is None:
+        monkeypatch.delenv(COMPILER_CACHE, raising=False)
+    else:
+        monkeypatch.setenv(COMPILER_CACHE, own)
+    with process_settings("fp32"):
+        assert os.environ[COMPILER_CACHE] == (own or "/caches/drumline/compiled")
+        with process_settings("fp32"):  # an evaluation inside it
+            assert COMPILER_CACHE in os.environ
+        assert COMPILER_CACHE in os.environ
+    assert os.environ.get(COMPILER_CACHE) == own
