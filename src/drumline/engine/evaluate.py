@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from drumline.engine.measure import Measurement, own_memory
+from drumline.engine.measure import Measurement
 from drumline.engine.meter import Meter, means
 from drumline.engine.run import Run
 from drumline.errors import ConfigError
@@ -48,14 +48,13 @@ def evaluate(run: Run) -> dict[str, float]:
     with evaluating(run.model), run.strategy.averaged():
         for micro_batch in feed.evaluation():
             samples += micro_batch.samples
-            batch = own_memory(micro_batch.batch, device)
             for name, task in run.tasks.items():
                 if micro_batch.units or not needs_count(task):
                     sums: Sums = {}
                     if measurements[name].wants_outputs:
-                        loss = run.strategy.run(batch, _Pass(task, measurements[name], micro_batch))
+                        loss = run.strategy.run(micro_batch.batch, _Pass(task, measurements[name], micro_batch))
                     else:
-                        loss = run.strategy.forward(name, batch)
+                        loss = run.strategy.forward(name, micro_batch.batch)
                     add_sums(sums, loss, micro_batch, name)
                     meter.add(sums)
     has_rows = [measurement.has_rows for measurement in measurements.values()]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -116,27 +115,3 @@ def _value(name: str, metric: Metric) -> float:
         found = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         raise ConfigError(f"the metric {name} gave {found}, not one number", "choose how it is averaged")
     return float(value)
-
-
-def own_memory(batch: Batch, device: torch.device) -> Batch:
-    """The batch with copies of the tensors that lie in memory shared with a loader process; on the CPU only.
-
-    Each holds a file handle, or a part of /dev/shm, for as long as anything of it is kept, as metrics and predictions
-    are (pytorch #973).
-    """
-    if device.type != "cpu":
-        return batch
-    if isinstance(batch, Tensor):
-        return batch.clone() if batch.is_shared() else batch
-    if isinstance(batch, MutableMapping):
-        copied = copy.copy(batch)
-        for name, value in batch.items():
-            copied[name] = own_memory(value, device)
-        return copied
-    if isinstance(batch, Mapping):
-        return {name: own_memory(value, device) for name, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(own_memory(item, device) for item in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(own_memory(item, device) for item in batch)
-    return batch

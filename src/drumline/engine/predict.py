@@ -12,7 +12,6 @@ from drumline.data.source import Collate, as_source
 from drumline.engine.evaluate import evaluating
 from drumline.engine.feeds import evaluation_feed
 from drumline.engine.gather import gather
-from drumline.engine.measure import own_memory
 from drumline.engine.run import Run
 from drumline.errors import ConfigError, DataError
 from drumline.parallel.strategy import Batch, Loss, Task
@@ -45,8 +44,7 @@ def predict(run: Run, data: Any, *, collate: Collate | None = None, forward: For
     try:
         with evaluating(run.model), run.strategy.averaged():
             for micro_batch in feed.evaluation():
-                batch = own_memory(micro_batch.batch, run.groups.device)
-                outputs = run.strategy.run(batch, function)
+                outputs = run.strategy.run(micro_batch.batch, function)
                 mine.append((micro_batch.samples, _kept(outputs, micro_batch.samples)))
     finally:
         feed.close()

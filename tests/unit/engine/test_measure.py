@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from collections import UserDict
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torchmetrics import Metric, MinMaxMetric
 from torchmetrics.classification import MulticlassAccuracy
 from torchmetrics.regression import MeanSquaredError, PearsonCorrCoef
 
-from drumline.engine.measure import Measurement, own_memory
+from drumline.engine.measure import Measurement
 from drumline.errors import ConfigError
 from drumline.launcher.world import World
 from drumline.parallel.groups import Groups
@@ -86,48 +85,3 @@ def test_a_value_a_class_is_refused() -> None:
     measured.add(torch.tensor([0, 1]), torch.tensor([0, 2]))
     with pytest.raises(ConfigError, match=r"accuracy gave shape \[3\], not one number"):
         measured.values(ALONE)
-
-
-class Pair(NamedTuple):
-    first: Tensor
-    second: Tensor
-
-
-def shared() -> Tensor:
-    tensor = torch.arange(3.0)
-    tensor.share_memory_()
-    return tensor
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        shared,
-        lambda: {"a": shared(), "b": [shared()]},
-        lambda: UserDict({"a": shared()}),
-        lambda: (shared(), [shared()]),
-        lambda: Pair(shared(), shared()),
-    ],
-)
-def test_tensors_that_are_kept_are_not_the_loaders(make: Any) -> None:
-    batch = make()
-    kept = own_memory(batch, CPU)
-    assert type(kept) is type(batch)
-    before, after = tensors(batch), tensors(kept)
-    assert before and all(tensor.is_shared() for tensor in before)
-    assert not any(tensor.is_shared() for tensor in after)
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-
-
-def tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    items = value.values() if isinstance(value, Mapping) else value
-    return [tensor for item in items for tensor in tensors(item)]
-
-
-def test_memory_of_ones_own_is_not_copied_and_a_gpu_copies_by_itself() -> None:
-    mine, theirs = {"a": OUTPUTS, "name": "text"}, shared()
-    assert own_memory(mine, CPU)["a"] is OUTPUTS
-    assert own_memory(mine, CPU)["name"] == "text"
-    assert own_memory(theirs, torch.device("cuda")) is theirs
