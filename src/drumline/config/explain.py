@@ -99,7 +99,8 @@ def _unknown_key(spot: Spot, layer: Layer, root: Model) -> Problem:
     others = [kind_of(sibling) for sibling in siblings if name in sibling.model_fields and sibling is not spot.owner]
     if others:
         kind = dotted((*section, "kind"))
-        what = f"{kind} is {kind_of(spot.owner)}, which has no such key; {listed(others, 'and')} has"
+        has = "has" if len(others) == 1 else "have"
+        what = f"{kind} is {kind_of(spot.owner)}, which has no such key; {listed(others, 'and')} {has}"
         chosen = layer.places.get((*section, "kind"))
         if chosen and place and chosen.source != place.source and place.line:
             whole = f"--set '{dotted(section)}={{kind: {kind_of(spot.owner)}}}'"

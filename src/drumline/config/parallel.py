@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt
+
+Compression = Literal["none", "bf16", "fp16", "power_sgd"]
 
 
 class Kind(BaseModel):
@@ -19,7 +21,7 @@ class Kind(BaseModel):
 
 
 class AutoParallel(Kind):
-    """Single for one process, ddp for several."""
+    """Single for one process; for several ddp where the training state fits each device, else fsdp."""
 
     kind: Literal["auto"] = "auto"
 
@@ -30,11 +32,38 @@ class SingleParallel(Kind):
     kind: Literal["single"] = "single"
 
 
+class DataParallel(Kind):
+    """A replica and a thread a GPU, all in one process, without a launcher; for notebooks and services."""
+
+    kind: Literal["data_parallel"] = "data_parallel"
+    replicas: PositiveInt | None = Field(
+        None, description="Replicas on the CPU, which take turns (none: 1); with GPUs there is one a GPU."
+    )
+    bucket_mb: PositiveFloat = Field(64.0, description="Size of a gradient bucket in MiB.")
+    broadcast_buffers: bool = Field(
+        True,
+        description="The first replica's buffers (BatchNorm's statistics) go to all after each update's passes.",
+    )
+
+
 class DdpParallel(Kind):
     """A replica a process, gradients summed over all (torch DistributedDataParallel)."""
 
     kind: Literal["ddp"] = "ddp"
     bucket_mb: PositiveFloat = Field(25.0, description="Size of a gradient bucket in MiB (torch's default).")
+    compression: Compression = Field(
+        "none",
+        description="Gradients on the wire: as they are, rounded to half precision, or as factors of low rank "
+        "(PowerSGD, Vogels et al. 2019). All but none change the numbers.",
+    )
+    power_sgd_rank: PositiveInt = Field(4, description="power_sgd only: rank of the factors.")
+    power_sgd_start: NonNegativeInt = Field(
+        1000,
+        description="power_sgd only: updates before the compression begins (torch advises about a tenth of a run).",
+    )
+    balance: Literal["equal", "measured"] = Field(
+        "equal", description="measured: a rank's share of each update follows its speed at start, for unlike GPUs."
+    )
     gradient_as_bucket_view: bool = Field(True, description="Gradients are views of the buckets: one copy less.")
     static_graph: bool = Field(
         False, description="Promise that every update uses the same parameters in the same order."
@@ -50,4 +79,25 @@ class DdpParallel(Kind):
     )
 
 
-Parallel = Annotated[AutoParallel | SingleParallel | DdpParallel, Field(discriminator="kind")]
+class FsdpParallel(Kind):
+    """Parameters, gradients and optimizer state sharded over all ranks (torch's fully_shard, FSDP2)."""
+
+    kind: Literal["fsdp"] = "fsdp"
+    reshard_after_forward: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="Whether a block gives its gathered parameters back before its backward pass: always saves memory, "
+        "never saves a gather; auto: never where all parameters fit beside the rest.",
+    )
+    shard_size: PositiveInt | None = Field(
+        None, description="Ranks that share one set of shards (hybrid sharding: replicated over the others); none: all."
+    )
+    offload: bool = Field(False, description="Shards and optimizer state stay in the host's memory between uses.")
+    reduce_precision: Literal["fp32", "bf16"] = Field("fp32", description="Type in which gradients are reduced.")
+    min_params: PositiveInt = Field(
+        100_000, description="Smallest module, in parameters, that is sharded as a unit of its own."
+    )
+
+
+Parallel = Annotated[
+    AutoParallel | SingleParallel | DataParallel | DdpParallel | FsdpParallel, Field(discriminator="kind")
+]

@@ -69,6 +69,14 @@ class HardwareConfig(Section):
         None, description="Workers on a machine without GPU (none: 1); with GPUs there is one a GPU, see gpus."
     )
     memory_fraction: Fraction = Field(1.0, description="Share of each GPU's memory that its process may allocate.")
+    expandable_segments: bool = Field(
+        True,
+        description="Let the allocator grow its segments, so that memory fragments less; an environment that says "
+        "otherwise is kept.",
+    )
+    empty_cache: Literal["never", "epoch", "after_oom"] = Field(
+        "after_oom", description="When the allocator gives back what it holds unused; each time costs milliseconds."
+    )
 
 
 class RunConfig(Section):

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from drumline.config.compute import CheckpointingConfig, Compile, LinearConfig
 from drumline.config.section import Fraction, Section
 
 Precision = Literal["auto", "fp32", "tf32", "bf16", "fp16"]
@@ -28,6 +29,9 @@ class OptimizerConfig(Section):
     eps: PositiveFloat = Field(1e-8, description="AdamW's denominator term.")
     momentum: NonNegativeFloat = Field(0.0, description="SGD's momentum.")
     weight_decay: NonNegativeFloat = Field(0.1, description="Decoupled (AdamW) or L2 (SGD) decay.")
+    state_precision: Literal["same", "bf16", "fp16"] = Field(
+        "same", description="AdamW's moments: in the parameters' type, or in half precision for half their memory."
+    )
     decay_all: bool = Field(False, description="Also decay norms and biases (all that has fewer than two dimensions).")
     layer_decay: Fraction = Field(
         1.0, description="Factor on the rate from one layer to the one below it (Clark et al. 2020); 1: all alike."
@@ -68,6 +72,13 @@ class AveragingConfig(Section):
     every: PositiveInt = Field(1, description="Updates between two weights that are taken in.")
 
 
+class ProfileConfig(Section):
+    """A window of updates that torch's profiler watches, for a verdict on where their time went."""
+
+    start: NonNegativeInt = Field(10, description="Completed updates before it; the first ones compile and warm up.")
+    steps: PositiveInt = Field(5, description="Updates that are watched.")
+
+
 class TrainConfig(Section):
     """Batch, length, optimizer, precision: everything about the updates."""
 
@@ -89,11 +100,16 @@ class TrainConfig(Section):
     precision: Precision = Field("auto", description="auto: bf16 from Ampere on, fp16 before it, fp32 on CPU.")
     max_norm: PositiveFloat | None = Field(1.0, description="Clip the global gradient norm to this; none: no clipping.")
     averaging: AveragingConfig | None = Field(None, description="None: the weights as they are.")
-    compile: Literal["none", "whole", "blocks"] = Field(
+    compile: Compile = Field(
         "none",
         description="Compile model and loss with torch.compile, or each block of a model that repeats one: quicker to "
         "start, somewhat slower to run.",
     )
+    cuda_graphs: bool = Field(
+        False, description="Replay compiled code as CUDA graphs, where shapes are static: less work for the host."
+    )
+    checkpointing: CheckpointingConfig = CheckpointingConfig()
+    linear: LinearConfig = LinearConfig()
     deterministic: bool = Field(
         False, description="Two runs give equal bits on the same devices; slower, and what cannot be so is an error."
     )
@@ -103,4 +119,5 @@ class TrainConfig(Section):
     max_skipped: PositiveInt = Field(
         10, description="Skipped updates in a row after which the run stops (non_finite: skip, and fp16)."
     )
+    profile: ProfileConfig | None = Field(None, description="None: no profiler.")
     shuffle: bool = Field(True, description="Draw a new order each epoch from seed and epoch.")

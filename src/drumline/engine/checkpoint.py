@@ -21,11 +21,10 @@ MANIFEST = "manifest.json"
 def save_checkpoint(run: Run) -> Path:
     """Save weights, their average, each learner's state and the position; rank 0 writes, all ranks wait for it."""
     run.learn(keep=0)
-    run.strategy.settle()
     path = run.directory.checkpoint_of(run.progress.step)
     problem = None
+    state = {"progress": run.progress.to_state(), "strategy": run.strategy.state()}
     if run.is_rank_zero:
-        state = {"progress": run.progress.to_state(), "strategy": run.strategy.state()}
         try:
             write_checkpoint(path, state)
         except (OSError, RuntimeError) as error:

@@ -52,9 +52,9 @@ def evaluate(run: Run) -> dict[str, float]:
                 if micro_batch.units or not needs_count(task):
                     sums: Sums = {}
                     if measurements[name].wants_outputs:
-                        loss = run.strategy.run(micro_batch.batch, _Pass(task, measurements[name], micro_batch))
+                        loss = run.strategy.run(micro_batch, _Pass(task, measurements[name], micro_batch))
                     else:
-                        loss = run.strategy.forward(name, micro_batch.batch)
+                        loss = run.strategy.forward(name, micro_batch)
                     add_sums(sums, loss, micro_batch, name)
                     meter.add(sums)
     has_rows = [measurement.has_rows for measurement in measurements.values()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from drumline.data.windows import Window
@@ -57,7 +58,7 @@ def run_epoch(run: Run) -> Iterator[StepInfo]:
         assert window is not None
         run_window = totals.units > 0
         if run_window:
-            seed_window(run.config.seed, progress.epoch, progress.window, run.groups.world.rank)
+            strategy.seed(partial(seed_window, run.config.seed, progress.epoch, progress.window, run.first_shard))
             run.groups.side.announce(f"update {progress.step + 1}")
             window.ready()
             scale = Scale(1 / totals.units, 1 / totals.samples)

@@ -44,7 +44,7 @@ def predict(run: Run, data: Any, *, collate: Collate | None = None, forward: For
     try:
         with evaluating(run.model), run.strategy.averaged():
             for micro_batch in feed.evaluation():
-                outputs = run.strategy.run(micro_batch.batch, function)
+                outputs = run.strategy.run(micro_batch, function)
                 mine.append((micro_batch.samples, _kept(outputs, micro_batch.samples)))
     finally:
         feed.close()

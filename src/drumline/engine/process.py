@@ -212,8 +212,9 @@ def collect_garbage(step: int | None = None) -> None:
     gc.collect(2 if _collections % COLLECT_ALL_EVERY == 0 else 1)
 
 
-def seed_window(seed: int, epoch: int, window: int, shard: int) -> None:
-    """Set the random streams of one window: a function of seed, position and shard, so that a resumed window draws
-    what it would have drawn.
+def seed_window(seed: int, epoch: int, window: int, first_shard: int, shard: int = 0) -> None:
+    """Set the random streams of one window, for this process's shard number `shard` after `first_shard`.
+
+    A function of seed, position and shard, so that a resumed window draws what it would have drawn.
     """
-    seed_streams(WINDOW, seed, shard, epoch, window)
+    seed_streams(WINDOW, seed, first_shard + shard, epoch, window)

@@ -102,6 +102,11 @@ class Run:
     reason: str | None = None
     """Why the run ended, agreed by all ranks; None while it goes on."""
 
+    @property
+    def first_shard(self) -> int:
+        """The first of this process's data shards, among those of all processes."""
+        return self.groups.world.rank * (self.plan.num_shards // self.plan.world_size)
+
     def __post_init__(self) -> None:
         self.began = self.clock()
         self.interval = Interval(self.began)

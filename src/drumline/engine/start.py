@@ -16,7 +16,6 @@ from torch import nn
 
 from drumline import __version__
 from drumline.config.load import dump_config
-from drumline.config.parallel import DdpParallel
 from drumline.config.schema import RunConfig
 from drumline.data.source import Source
 from drumline.engine.ending import let_go, tell
@@ -26,6 +25,7 @@ from drumline.engine.learning import optimizer_maker, rates
 from drumline.engine.optimizer import freeze
 from drumline.engine.pending import Pending
 from drumline.engine.run import Run
+from drumline.engine.strategies import make_strategy
 from drumline.errors import ConfigError, DrumlineError, RunDirExists
 from drumline.hardware.inventory import detect
 from drumline.hardware.peaks import peak_flops
@@ -33,10 +33,8 @@ from drumline.hardware.records import Hardware
 from drumline.launcher.world import World, accelerate_precision
 from drumline.models.flops import training_flops_per_unit
 from drumline.parallel.averaging import Average
-from drumline.parallel.ddp import Ddp
 from drumline.parallel.groups import Groups, bind_device, open_groups, started_world
-from drumline.parallel.single import Single
-from drumline.parallel.strategy import Learner, MakeAverage, Scheduler, Strategy, Task
+from drumline.parallel.strategy import Learner, MakeAverage, Scheduler, Task
 from drumline.plan.record import Plan
 from drumline.plan.resolve import resolve
 from drumline.rundir import LineWriter, RunDir, write_atomic, write_json
@@ -138,14 +136,6 @@ def with_launcher_precision(config: RunConfig) -> RunConfig:
             "say it once: drop --mixed_precision, or set train.precision to auto",
         )
     return config.model_copy(update={"train": config.train.model_copy(update={"precision": given})})
-
-
-def make_strategy(groups: Groups, config: RunConfig, plan: Plan) -> Strategy:
-    """The strategy that the plan names."""
-    if plan.kind == "ddp" and groups.train is not None:
-        settings = config.parallel if isinstance(config.parallel, DdpParallel) else DdpParallel()
-        return Ddp(groups, settings, plan.precision, config.train.compile, gradient_noise=config.track.gradient_noise)
-    return Single(groups.device, plan.precision, config.train.compile, gradient_noise=config.track.gradient_noise)
 
 
 def average_maker(config: RunConfig, plan: Plan) -> MakeAverage | None:

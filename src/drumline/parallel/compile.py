@@ -1,28 +1,21 @@
-"""torch.compile, of a model with its loss, or of the block that the model repeats."""
+"""torch.compile of the block that a model repeats."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal
 
 from torch import nn
 
 from drumline.errors import ConfigError
 
-Compile = Literal["none", "whole", "blocks"]
 
+def compile_blocks(model: nn.Module) -> None:
+    """Compile each block that the model repeats, in place, so that the compiler sees one block once.
 
-def compile_objective(objective: nn.Module, model: nn.Module, mode: Compile) -> None:
-    """Compile in place, so that neither names of parameters nor references to the model change.
-
-    whole: the objective (model and loss), one graph. blocks: each block that the model repeats, so that the compiler
-    sees one block once, however deep the model is. Raises ConfigError where no block repeats.
+    Raises ConfigError where no block repeats.
     """
-    if mode == "whole":
-        objective.compile()
-    elif mode == "blocks":
-        for block in repeated_blocks(model):
-            block.compile()
+    for block in repeated_blocks(model):
+        block.compile()
 
 
 def repeated_blocks(model: nn.Module) -> list[nn.Module]:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drumline.config.parallel import DdpParallel
 from drumline.errors import DrumlineError
-from drumline.parallel.compile import Compile
+from drumline.parallel.compute import Compute
 from drumline.parallel.groups import Groups
 from drumline.parallel.objective import add_sums, preserved, run_pass
 from drumline.parallel.single import Part, Single
@@ -83,12 +83,11 @@ class Ddp(Single):
         self,
         groups: Groups,
         settings: DdpParallel,
-        precision: str,
-        compile_mode: Compile = "none",
+        compute: Compute,
         *,
         gradient_noise: bool = False,
     ) -> None:
-        super().__init__(groups.device, precision, compile_mode, groups.world.rank, gradient_noise=gradient_noise)
+        super().__init__(groups.device, compute, groups.world.rank, gradient_noise=gradient_noise)
         assert groups.train is not None
         self._group: dist.ProcessGroup = groups.train
         self._side = groups.side
@@ -227,10 +226,15 @@ class Ddp(Single):
     def averaged(self) -> Iterator[None]:
         """Single's, with rank 0's buffers on all ranks: what a checkpoint holds is what is evaluated."""
         with super().averaged():
-            self.settle()
+            self._settle()
             yield
 
-    def settle(self) -> None:
+    def state(self) -> dict[str, Any]:
+        """Single's, with rank 0's buffers on all ranks."""
+        self._settle()
+        return super().state()
+
+    def _settle(self) -> None:
         """Give every rank rank 0's buffers, where that does not happen after each window."""
         if not self._settings.broadcast_buffers:
             self._side.exchange("buffers")  # a rank that is alone here would wait for the others to no end

@@ -14,7 +14,7 @@ from drumline.errors import ConfigError
 from drumline.parallel.averaging import Average
 from drumline.parallel.batch_norm import has_batch_norm, single_sample
 from drumline.parallel.buffers import Buffers
-from drumline.parallel.compile import Compile, compile_objective
+from drumline.parallel.compute import Compute
 from drumline.parallel.noise import Noise, squared_norm
 from drumline.parallel.objective import Objective, add_sums, run_pass, to_device
 from drumline.parallel.precision import Precision
@@ -58,15 +58,13 @@ class Single:
     def __init__(
         self,
         device: torch.device,
-        precision: str,
-        compile_mode: Compile = "none",
+        compute: Compute,
         rank: int = 0,
         *,
         gradient_noise: bool = False,
     ) -> None:
         self.device = device
-        self._precision_name = precision
-        self._compile = compile_mode
+        self._compute = compute
         self._rank = rank
         self._gradient_noise = gradient_noise
         self._parts: dict[str, Part] = {}
@@ -75,9 +73,9 @@ class Single:
 
     def setup(self, model: nn.Module, learners: Mapping[str, Learner], average: MakeAverage | None = None) -> None:
         """Take the model to the device and make the optimizers on it there."""
-        self._model = model.to(self.device)
         if not any(p.requires_grad for p in model.parameters()):
             raise ConfigError("the model has no parameter that requires a gradient", "unfreeze what is to be trained")
+        self._model = self._place(model)
         self._has_batch_norm = has_batch_norm(self._model)
         self._buffers = Buffers(self._model)
         optimizers = {name: learner.make_optimizer(self._model) for name, learner in learners.items()}
@@ -85,8 +83,9 @@ class Single:
         for name, trainable in owned_by(optimizers, wants).items():
             task, _, rates = learners[name]
             objective = Objective(self._model, task)
-            compile_objective(objective, self._model, self._compile)
-            precision = Precision(self._precision_name, self.device)
+            if self._compute.compile == "whole":
+                objective.compile()
+            precision = Precision(self._compute.precision, self.device)
             self._parts[name] = Part(
                 name,
                 objective,
@@ -103,6 +102,12 @@ class Single:
         self._wrap_parts()
         self._make_average = average
         self._average = None if average is None else average(self._model)
+
+    def _place(self, model: nn.Module) -> nn.Module:
+        """The model where it trains, computed as the settings say, before the optimizers are made."""
+        model = model.to(self.device)
+        self._compute.apply(model)
+        return model
 
     def _wrap_parts(self) -> None:
         """Put wrappers around the objectives, before the average takes the weights."""
@@ -121,6 +126,15 @@ class Single:
     def _lone_sample(self, micro_batch: MicroBatch) -> AbstractContextManager[None]:
         """The context of a pass in which BatchNorm may get one value a channel."""
         return single_sample(self._model) if micro_batch.samples == 1 and self._has_batch_norm else nullcontext()
+
+    @property
+    def forwards_together(self) -> bool:
+        """Each process computes by itself."""
+        return False
+
+    def seed(self, streams: Callable[[int], None]) -> None:
+        """One shard a process."""
+        streams(0)
 
     def window(self, name: str, micro_batches: Sequence[MicroBatch], scale: Scale) -> Sums:
         """Accumulate the gradients of all micro-batches."""
@@ -184,25 +198,22 @@ class Single:
         for part in self._parts.values():
             part.update.advance(interval, value)
 
-    def forward(self, name: str, batch: Batch) -> Loss:
+    def forward(self, name: str, micro_batch: MicroBatch) -> Loss:
         """Loss of one learner on a batch, without gradient."""
         part = self._parts[name]
         with torch.no_grad(), part.precision.autocast():
-            return Loss(*part.objective(to_device(batch, self.device)))
+            return Loss(*part.objective(to_device(micro_batch.batch, self.device)))
 
-    def run(self, batch: Batch, function: Callable[[nn.Module, Batch], T]) -> T:
+    def run(self, micro_batch: MicroBatch, function: Callable[[nn.Module, Batch], T]) -> T:
         """function(model, batch on the device) without gradient."""
         with torch.no_grad(), self._parts[self._first].precision.autocast():
-            return function(self._model, to_device(batch, self.device))
+            return function(self._model, to_device(micro_batch.batch, self.device))
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Put the averaged weights into the model, if there are such; entering it again inside changes nothing."""
         with nullcontext() if self._average is None else self._average.swapped():
             yield
-
-    def settle(self) -> None:
-        """One process has one set of buffers."""
 
     def state(self) -> dict[str, Any]:
         """Model, average, and each learner's update."""

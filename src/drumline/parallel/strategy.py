@@ -71,6 +71,8 @@ class MicroBatch(NamedTuple):
     units: int
     samples: int
     weight: int = 1
+    shard: int = 0
+    """Which of this process's data shards it belongs to; a process has several only under data_parallel."""
 
 
 class Scale(NamedTuple):
@@ -140,6 +142,15 @@ class Strategy(Protocol):
         """Take the model to its device, wrap it, make the optimizers, in the order of the learners."""
         ...
 
+    @property
+    def forwards_together(self) -> bool:
+        """Whether a forward pass is a collective, so that in an evaluation all ranks must make equally many."""
+        ...
+
+    def seed(self, streams: Callable[[int], None]) -> None:
+        """Begin the random streams of a window; streams(i) sets this process's to those of its i-th data shard."""
+        ...
+
     def window(self, name: str, micro_batches: Sequence[MicroBatch], scale: Scale) -> Sums:
         """Forward, backward and reduction of one learner's window; returns this process's metric sums."""
         ...
@@ -164,24 +175,24 @@ class Strategy(Protocol):
         """Move the schedulers of that interval on; value: the agreed metric of an evaluation."""
         ...
 
-    def forward(self, name: str, batch: Batch) -> Loss:
+    def forward(self, name: str, micro_batch: MicroBatch) -> Loss:
         """Loss of one learner on a batch, for evaluation: as `run` would give it, but compiled where training is."""
         ...
 
-    def run(self, batch: Batch, function: Callable[[nn.Module, Batch], T]) -> T:
-        """function(model, batch on the device), for evaluation: no wrapper, no gradient, no collective."""
+    def run(self, micro_batch: MicroBatch, function: Callable[[nn.Module, Batch], T]) -> T:
+        """function(model, batch on the device), for evaluation: no gradient, and no collective of its own."""
         ...
 
     def averaged(self) -> AbstractContextManager[None]:
         """Inside, the model is what is evaluated: averaged weights if there are such, buffers equal on all ranks."""
         ...
 
-    def settle(self) -> None:
-        """Make buffers equal on all ranks, as the next checkpoint will hold them."""
-        ...
-
     def state(self) -> dict[str, Any]:
-        """Model (the bare module's keys), average, and each learner's optimizer and update; complete on every rank."""
+        """Model (the bare module's keys), average, and each learner's optimizer and update.
+
+        All ranks call it, and have equal buffers from then on; complete on rank 0, and on the others where nothing is
+        sharded.
+        """
         ...
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -11,13 +11,15 @@ class Plan:
     """What `resolve` decided. `reasons` has one sentence for each field below it, by the field's name."""
 
     kind: str
-    """Strategy: single or ddp."""
+    """Strategy: single, data_parallel, ddp or fsdp."""
     device: str
     """cuda or cpu."""
     gpus: tuple[str, ...]
     """UUIDs of this machine's GPUs that the run uses, one a local worker; empty on CPU."""
     world_size: int
     """Processes over all machines."""
+    num_shards: int
+    """Shards that each update's samples are divided into: one a process, under data_parallel one a replica."""
     backend: str
     """nccl, gloo, or none for a world of one."""
     global_batch: int

@@ -49,6 +49,7 @@ def resolve(
         device=devices.device,
         gpus=tuple(gpu.uuid for gpu in devices.gpus),
         world_size=devices.size,
+        num_shards=devices.size,
         backend=backend,
         global_batch=batch.global_batch,
         micro_batch=batch.micro_batch,
@@ -60,6 +61,7 @@ def resolve(
         reasons={
             "kind": why_kind,
             **devices.reasons,
+            "num_shards": "one a process",
             "backend": why_backend,
             **batch.reasons,
             "precision": why_precision,

@@ -11,6 +11,8 @@ from drumline.config.problem import Problem
 from drumline.config.schema import RunConfig
 from drumline.config.train import OptimizerConfig, ScheduleConfig, TrainConfig
 from drumline.plan.devices import Devices, StartedWorld
+from drumline.plan.rules_compute import compute_problems
+from drumline.plan.rules_parallel import parallel_problems
 
 AMPERE = (8, 0)
 """Compute capability from which on GPUs compute in bfloat16 and TF32 (NVIDIA Ampere architecture)."""
@@ -38,6 +40,8 @@ def machine_problems(config: RunConfig, devices: Devices, world: StartedWorld | 
         *_cpu(config, devices),
         *_precision(config, devices),
         *_gradient_noise(config, devices),
+        *parallel_problems(config, devices),
+        *compute_problems(config, devices),
     ]
 
 

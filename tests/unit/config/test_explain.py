@@ -184,12 +184,13 @@ def test_a_wrong_value_inside_lists_and_names(tmp_path: Path, text: str, expecte
     [
         (
             "seed: 1\nparallel:\n  timeout_s: 3\n  kind: dpp",
-            "recipe.yaml line 4: parallel.kind: 'dpp' is no kind; there are auto, single and ddp\n"
+            "recipe.yaml line 4: parallel.kind: 'dpp' is no kind; there are auto, single, data_parallel, ddp and fsdp\n"
             "  fix: did you mean ddp?",
         ),
         (
             "parallel: {kind: 3}",
-            "parallel.kind: '3' is no kind; there are auto, single and ddp\n  fix: choose one of auto, single or ddp",
+            "parallel.kind: '3' is no kind; there are auto, single, data_parallel, ddp and fsdp\n"
+            "  fix: choose one of auto, single, data_parallel, ddp or fsdp",
         ),
         ("parallel: ddp", "parallel: wants a section with a kind, not 'ddp'\n  fix: did you mean parallel.kind=ddp?"),
         (
@@ -199,8 +200,8 @@ def test_a_wrong_value_inside_lists_and_names(tmp_path: Path, text: str, expecte
         ),
         (
             "parallel: {bucket_mb: 3}",
-            "parallel.bucket_mb: parallel.kind is auto, which has no such key; ddp has\n"
-            "  fix: remove the key, or set parallel.kind to ddp",
+            "parallel.bucket_mb: parallel.kind is auto, which has no such key; data_parallel and ddp have\n"
+            "  fix: remove the key, or set parallel.kind to data_parallel or ddp",
         ),
         (
             "parallel: {kind: ddp, bukcet_mb: 3}",
@@ -215,7 +216,8 @@ def test_a_wrong_kind(tmp_path: Path, text: str, expected: str) -> None:
 def test_a_kind_changed_by_an_override_says_which_line_no_longer_fits(tmp_path: Path) -> None:
     text = "parallel:\n  kind: ddp\n  bucket_mb: 9\n"
     assert message(tmp_path, text, "parallel.kind=single") == (
-        "recipe.yaml line 3: parallel.bucket_mb: parallel.kind is single, which has no such key; ddp has\n"
+        "recipe.yaml line 3: parallel.bucket_mb: parallel.kind is single, which has no such key; "
+        "data_parallel and ddp have\n"
         "  fix: remove line 3, or replace the whole section: --set 'parallel={kind: single}'"
     )
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from drumline.parallel.compute import Compute
 from drumline.parallel.noise import SIGNAL, TRACE, Noise, noise_scales, squared_norm
 from drumline.parallel.single import Single
 from drumline.parallel.strategy import MAIN, Learner, Loss, MicroBatch, Rates, Scale
@@ -31,7 +32,7 @@ class Linear(nn.Module):
 
 
 def single(task: object, precision: str = "fp32") -> Single:
-    strategy = Single(CPU, precision, gradient_noise=True)
+    strategy = Single(CPU, Compute(precision), gradient_noise=True)
     rates = Rates(None, None, None, "update", False)
     learner = Learner(task, lambda model: torch.optim.SGD(model.parameters(), 0.0), rates)  # type: ignore[arg-type]
     strategy.setup(Linear(), {MAIN: learner})

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from drumline.errors import ConfigError
+from drumline.parallel.compute import Compute
 from drumline.parallel.single import Single
 from drumline.parallel.strategy import MAIN, Learner, MicroBatch, Rates, Scale
 from drumline.tasks.function import FunctionTask
@@ -17,7 +18,7 @@ X = torch.tensor([[1.0, 2.0], [3.0, -1.0], [0.5, 0.5]])
 
 
 def single_of(model: nn.Module, skippable: bool = False) -> Single:
-    strategy = Single(CPU, "fp32")
+    strategy = Single(CPU, Compute("fp32"))
     rates = Rates(lambda step: 1.0, 10, None, "update", skippable)
     strategy.setup(model, {MAIN: Learner(TASK, lambda model: torch.optim.SGD(model.parameters(), 0.1), rates)})
     return strategy
@@ -77,7 +78,7 @@ def test_evaluation_is_of_the_bare_model_without_a_graph() -> None:
         outputs: Tensor = given(batch)
         return outputs
 
-    outputs = single_of(model).run(X, function)
+    outputs = single_of(model).run(MicroBatch(X, 4, 4), function)
     torch.testing.assert_close(outputs, model(X).detach())
     assert not outputs.requires_grad
     assert seen == [model]

@@ -44,6 +44,7 @@ def plan(**changes: Any) -> Plan:
         "device": "cpu",
         "gpus": (),
         "world_size": 2,
+        "num_shards": 2,
         "backend": "gloo",
         "global_batch": 64,
         "micro_batch": 32,

@@ -10,7 +10,7 @@ import pytest
 from drumline.plan.record import Plan
 from drumline.track.guarded import GuardedTracker
 
-PLAN = Plan("single", "cpu", (), 1, "none", 4, 4, 1, "fp32", 0, 10, 5)
+PLAN = Plan("single", "cpu", (), 1, 1, "none", 4, 4, 1, "fp32", 0, 10, 5)
 METHODS = ("start", "log", "close")
 
 

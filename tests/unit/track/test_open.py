@@ -15,7 +15,7 @@ from drumline.rundir import RunDir, read_lines
 from drumline.track.jsonl import JsonlTracker
 from drumline.track.open import check_trackers, open_trackers
 
-PLAN = Plan("single", "cpu", (), 1, "none", 4, 4, 1, "fp32", 0, 10, 5)
+PLAN = Plan("single", "cpu", (), 1, 1, "none", 4, 4, 1, "fp32", 0, 10, 5)
 
 
 class Broken:

@@ -18,7 +18,7 @@ from drumline.track.plots import PLOT_NAMES
 from drumline.track.report import read_run, summarise, write_report
 from drumline.track.report_page import render_page
 
-PLAN = Plan("ddp", "cpu", (), 2, "gloo", 64, 32, 1, "fp32", 0, 400, 100, {"kind": "two processes & room for each"})
+PLAN = Plan("ddp", "cpu", (), 2, 2, "gloo", 64, 32, 1, "fp32", 0, 400, 100, {"kind": "two processes & room for each"})
 START = 1_764_300_000.0
 
 

@@ -18,7 +18,7 @@ from drumline.errors import MissingExtra
 from drumline.plan.record import Plan
 from drumline.track.tensorboard import TensorBoardTracker, curves
 
-PLAN = Plan("ddp", "cpu", (), 2, "gloo", 64, 32, 1, "fp32", 0, None, None, {"kind": "two processes"})
+PLAN = Plan("ddp", "cpu", (), 2, 2, "gloo", 64, 32, 1, "fp32", 0, None, None, {"kind": "two processes"})
 TRAIN = {"kind": "train", "step": 10, "epoch": 0, "loss": 2.5, "unit": "tokens", "mfu": None}
 
 
@@ -102,7 +102,7 @@ from drumline.track.tensorboard import TensorBoardTracker
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
 tracker = GuardedTracker(TensorBoardTracker(Path(sys.argv[1])), lambda name, **facts: print(name, facts["message"]))
-tracker.start(Plan("single", "cpu", (), 1, "none", 4, 4, 1, "fp32", 0, 10, 5), 10)
+tracker.start(Plan("single", "cpu", (), 1, 1, "none", 4, 4, 1, "fp32", 0, 10, 5), 10)
 for step in range(1, 200):
     tracker.log({"kind": "train", "step": step, "loss": 1.0})
 tracker.close()
