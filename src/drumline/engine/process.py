@@ -37,7 +37,7 @@ NO_REPEATABLE_FORM = re.compile(r"(\S+) does not have a deterministic implementa
 
 @contextmanager
 def process_settings(precision: str, deterministic: bool = False) -> Iterator[None]:
-    """Set matrix-product precision, fault handler, compiler cache, determinism and garbage collection for a run.
+    """Set matrix-product precision, fault handler, compiler cache and determinism for a run.
 
     fp32 keeps full products; every other precision allows TF32 in what stays float32. All of it, and the random
     streams, is restored afterwards.
@@ -49,7 +49,6 @@ def process_settings(precision: str, deterministic: bool = False) -> Iterator[No
         stack.enter_context(_compiled_kept())
         if deterministic:
             stack.enter_context(_repeatable())
-        stack.enter_context(_no_collector())
         yield
 
 
@@ -159,7 +158,7 @@ _collections = 0
 
 
 @contextmanager
-def _no_collector() -> Iterator[None]:
+def no_collector() -> Iterator[None]:
     """No garbage collection at a moment of Python's choosing: the other ranks would wait for the one that pauses.
 
     What is there already is set aside (frozen), so that `collect_garbage` looks at what is new.

@@ -24,7 +24,7 @@ from drumline.engine.learners import by_learner, choose_tasks, optimizers_by_lea
 from drumline.engine.learning import check_interval, check_scheduler
 from drumline.engine.loop import run_updates
 from drumline.engine.predict import predict
-from drumline.engine.process import explain_nondeterministic, own_collector, process_settings
+from drumline.engine.process import explain_nondeterministic, no_collector, own_collector, process_settings
 from drumline.engine.records import Result, StepInfo
 from drumline.engine.run import Run
 from drumline.engine.start import Parts, start_run
@@ -158,7 +158,7 @@ class Trainer:
         """Train, yielding a record after each update; `epochs` bounds this call. Your own loop goes around it."""
         began = False
         try:
-            with self._guarded():
+            with self._guarded(), no_collector():
                 run, began = self._run, True
                 self._parts.model.train()
                 run.reason = run.stop_reason = None

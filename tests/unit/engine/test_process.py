@@ -21,6 +21,7 @@ from drumline.engine.process import (
     CUBLAS_WORKSPACE,
     collect_garbage,
     explain_nondeterministic,
+    no_collector,
     nondeterministic,
     own_collector,
     process_settings,
@@ -176,10 +177,10 @@ def test_the_collector_rests_and_is_put_back() -> None:
     frozen = gc.get_freeze_count()
     for fails in (False, True):
         try:
-            with process_settings("fp32"):
+            with no_collector():
                 assert not gc.isenabled()
                 assert gc.get_freeze_count() > frozen
-                with process_settings("fp32"):  # an evaluation inside it
+                with no_collector():  # another run inside it
                     assert not gc.isenabled()
                 assert not gc.isenabled()
                 assert gc.get_freeze_count() > frozen
@@ -194,7 +195,7 @@ def test_the_collector_rests_and_is_put_back() -> None:
 def test_a_collector_that_its_user_stopped_stays_so() -> None:
     gc.disable()
     try:
-        with process_settings("fp32"), own_collector():
+        with no_collector(), own_collector():
             assert not gc.isenabled()
         assert not gc.isenabled()
     finally:
@@ -203,12 +204,12 @@ def test_a_collector_that_its_user_stopped_stays_so() -> None:
 
 def test_garbage_of_before_is_not_kept_for_the_run() -> None:
     gone = cycle()
-    with process_settings("fp32"):
+    with no_collector():
         assert gone() is None
 
 
 def test_garbage_is_collected_where_the_loop_says_so() -> None:
-    with process_settings("fp32"):
+    with no_collector():
         gone = cycle()
         collect_garbage(COLLECT_EVERY + 1)
         assert gone() is not None
@@ -220,7 +221,7 @@ def test_garbage_is_collected_where_the_loop_says_so() -> None:
 
 
 def test_garbage_that_grew_old_first_is_collected_in_the_end() -> None:
-    with process_settings("fp32"):
+    with no_collector():
         node = Node()
         node.own, gone = node, weakref.ref(node)
         collect_garbage()
@@ -233,10 +234,10 @@ def test_garbage_that_grew_old_first_is_collected_in_the_end() -> None:
 
 
 def test_user_code_may_have_the_collector() -> None:
-    with process_settings("fp32"):
+    with no_collector():
         with pytest.raises(KeyError), own_collector():
             assert gc.isenabled()
-            with process_settings("fp32"):  # an evaluation of the user's
+            with no_collector():  # a run of the user's
                 assert not gc.isenabled()
             assert gc.isenabled()
             raise KeyError
