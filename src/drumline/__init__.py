@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from drumline.bench.multi_gpu import benchmark_multi_gpu_performance
     from drumline.config.schema import RunConfig
     from drumline.config.train import TrainConfig
     from drumline.engine.callbacks import Callback
@@ -16,30 +17,35 @@ if TYPE_CHECKING:
     from drumline.errors import DrumlineError
     from drumline.launcher.functions import launch
     from drumline.launcher.world import World
+    from drumline.parallel.optimized import OptimizedDataParallel
     from drumline.parallel.strategy import Loss
 
 _HOMES = {
     "Callback": "drumline.engine.callbacks",
     "DrumlineError": "drumline.errors",
     "Loss": "drumline.parallel.strategy",
+    "OptimizedDataParallel": "drumline.parallel.optimized",
     "Result": "drumline.engine.records",
     "RunConfig": "drumline.config.schema",
     "StepInfo": "drumline.engine.records",
     "TrainConfig": "drumline.config.train",
     "Trainer": "drumline.engine.trainer",
     "World": "drumline.launcher.world",
+    "benchmark_multi_gpu_performance": "drumline.bench.multi_gpu",
     "launch": "drumline.launcher.functions",
 }
 __all__ = [
     "Callback",
     "DrumlineError",
     "Loss",
+    "OptimizedDataParallel",
     "Result",
     "RunConfig",
     "StepInfo",
     "TrainConfig",
     "Trainer",
     "World",
+    "benchmark_multi_gpu_performance",
     "launch",
 ]
 

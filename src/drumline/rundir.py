@@ -75,6 +75,11 @@ class RunDir:
         """One directory a saved step."""
         return self.path / "checkpoints"
 
+    @property
+    def profile(self) -> Path:
+        """What train.profile saw: the trace and what it comes to."""
+        return self.path / "profile"
+
     def log_of(self, rank: int) -> Path:
         """What rank wrote to its standard streams and through logging."""
         return self.logs / f"rank_{rank}.log"

@@ -12,6 +12,7 @@ from drumline.cli.app import app
 from drumline.config.load import load_config
 from drumline.hardware.inventory import detect
 from drumline.plan.resolve import resolve
+from tests.unit.plan.machines import h100s
 
 runner = CliRunner()
 
@@ -56,3 +57,27 @@ def test_what_is_refused_ends_with_2(recipe: Path) -> None:
     assert result.exit_code == 2
     assert not result.stdout
     assert "train.precision: tf32 is a mode of NVIDIA GPUs" in result.stderr
+
+
+def test_on_gpus_a_child_counts_model_and_rows(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drumline.hardware.inventory.detect", lambda: h100s(2))
+    sets = ["hardware={}", "model.num_layers=1", "data.context=16", "data.vocab_size=100"]
+    asked = [argument for each in sets for argument in ("--set", each)]
+    result = runner.invoke(app, ["plan", str(recipe), "--json", *asked])
+    assert result.exit_code == 0, result.stderr
+    plan = json.loads(result.stdout)
+    assert plan["kind"] == "ddp"
+    assert plan["reasons"]["kind"].startswith("auto: 216,960 parameters x 16 bytes = 3.3 MiB and ")
+    assert plan["reasons"]["kind"].endswith(" of activations fit 80 GiB: ddp")
+    assert plan["memory_bytes"] > 16 * 216_960
+    assert plan["steps"] == 20
+
+
+def test_what_keeps_the_child_from_counting_is_said(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drumline.hardware.inventory.detect", lambda: h100s(2))
+    asked = ["--set", "hardware={}", "--set", "data={kind: text, train: [nowhere.txt]}"]
+    result = runner.invoke(app, ["plan", str(recipe), *asked], env={"COLUMNS": "200"})
+    assert result.exit_code == 0
+    assert "the size of the model is not known: " in result.stderr
+    assert "nowhere.txt" in result.stderr
+    assert "the size of the model is not known here" in result.stdout

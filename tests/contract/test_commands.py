@@ -11,6 +11,11 @@ import typer.main
 from drumline.cli.app import app
 
 COMMANDS = [
+    "bench comm",
+    "bench compare",
+    "bench data",
+    "bench scaling",
+    "bench train",
     "config copy",
     "config list",
     "config schema",

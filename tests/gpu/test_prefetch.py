@@ -106,7 +106,7 @@ def test_a_window_is_copied_while_the_one_before_it_is_computed() -> None:
         torch.cuda.synchronize(DEVICE)
         torch.cuda._sleep(20 * BUSY_CYCLES)
         following = next(windows)
-        feed._stream.synchronize()
+        feed._streams[0].synchronize()
         busy = not torch.cuda.current_stream(DEVICE).query()
         following.ready()
         assert busy, "the copy has waited for the device's work"

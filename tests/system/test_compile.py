@@ -40,3 +40,17 @@ def test_a_compiled_run_has_the_losses_of_an_eager_one(tmp_path: Path, mode: str
     for processes in (1, 2):
         settings = (f"train.compile={mode}", f"hardware.num_processes={processes}")
         assert losses(tmp_path, f"{mode}-{processes}", *settings) == pytest.approx(eager, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["train.compile=blocks", "train.checkpointing={kind: selective}"],
+        ["train.compile=whole", "train.checkpointing={kind: full}"],
+        ["train.compile=whole", "train.checkpointing={kind: budget, budget: 0.3}", "task.chunked_loss=true"],
+    ],
+    ids=["selective", "full", "budget"],
+)
+def test_what_is_computed_twice_changes_no_loss(tmp_path: Path, settings: list[str]) -> None:
+    eager = losses(tmp_path, "eager", "hardware.num_processes=1")
+    assert losses(tmp_path, "compiled", *settings, "hardware.num_processes=2") == pytest.approx(eager, rel=1e-5)

@@ -46,19 +46,23 @@ def build_trainer(config: RunConfig, run: RunDir) -> Trainer:
     return Trainer(built.model, config, built.train, **built.options)
 
 
-def build_parts(config: RunConfig) -> Built:
-    """Data, model, task and what belongs to them; random weights depend on the seed alone."""
+def build_parts(config: RunConfig, *, device: str = "cpu") -> Built:
+    """Data, model, task and what belongs to them; random weights depend on the seed alone.
+
+    device: where the model is made; on `meta` it has shapes and no values, and takes no memory.
+    """
     if problems := list(combination_problems(config)):
         raise refuse(problems)
     if isinstance(config.model, PythonModel):
-        return build_from_file(config, load_file(config.model.file))
+        return build_from_file(config, load_file(config.model.file), device=device)
     loaded = load_rows(config)
     torch.manual_seed(config.seed)
-    model = make_model(config, loaded)
+    with torch.device(device):
+        model = make_model(config, loaded)
     return assembled(config, loaded, model, make_task(config, loaded, model))
 
 
-def build_from_file(config: RunConfig, file: ModelFile) -> Built:
+def build_from_file(config: RunConfig, file: ModelFile, *, device: str = "cpu") -> Built:
     """The same with a user's own model, and as much else as his file brings."""
     loss = file.make_loss(config)
     if "make_data" in file:
@@ -68,12 +72,14 @@ def build_from_file(config: RunConfig, file: ModelFile) -> Built:
             )
         train, held_out = file.make_data(config)
         torch.manual_seed(config.seed)
-        model = file.make_model(config, DataFacts())
+        with torch.device(device):
+            model = file.make_model(config, DataFacts())
         options = Options(eval_data=held_out, loss=loss)
         return Built(model, train, with_optimizer(options, file), None)
     loaded = load_rows(config, own_loss=loss is not None)
     torch.manual_seed(config.seed)
-    model = file.make_model(config, loaded.facts)
+    with torch.device(device):
+        model = file.make_model(config, loaded.facts)
     built = assembled(config, loaded, model, make_task(config, loaded, model) if loss is None else loss)
     return Built(model, built.train, with_optimizer(built.options, file), loaded)
 

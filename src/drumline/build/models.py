@@ -9,7 +9,13 @@ from torch import nn
 from drumline.build.rows import Loaded
 from drumline.config.model import CnnModel, DecoderModel, HuggingFaceModel, NgramModel
 from drumline.config.schema import RunConfig
-from drumline.config.task import ClassificationTask, ContrastiveTask, MultiLabelTask, RegressionTask
+from drumline.config.task import (
+    ClassificationTask,
+    ContrastiveTask,
+    LanguageModellingTask,
+    MultiLabelTask,
+    RegressionTask,
+)
 from drumline.errors import ConfigError
 from drumline.models.cnn import Cnn
 from drumline.models.decoder import Decoder, decoder_from_config
@@ -136,7 +142,9 @@ def make_task(config: RunConfig, loaded: Loaded, model: nn.Module) -> Task:
         return Contrastive(task.temperature)
     if task.kind in ("language_modelling", "sequence_to_sequence"):
         vocab_size = num_ids(model, loaded)
-        return LanguageModelling(vocab_size) if task.kind == "language_modelling" else SequenceToSequence(vocab_size)
+        if isinstance(task, LanguageModellingTask):
+            return LanguageModelling(vocab_size, chunked_loss=task.chunked_loss)
+        return SequenceToSequence(vocab_size)
     assert outputs is not None
     if isinstance(task, ClassificationTask):
         return Classification(outputs, task.label_smoothing)

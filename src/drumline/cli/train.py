@@ -12,7 +12,7 @@ import typer
 
 from drumline.cli.launch import finish, log_of
 from drumline.cli.options import Overrides, Recipe
-from drumline.cli.plan import print_plan
+from drumline.cli.plan import plan_run, print_plan
 
 if TYPE_CHECKING:
     from drumline.config.schema import RunConfig
@@ -29,14 +29,12 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
     """Train a recipe on every device of this machine; metrics and report data go to the run directory."""
     from drumline.config.load import dump_config, load_config
     from drumline.hardware.doctor import environment_facts
-    from drumline.hardware.inventory import detect
     from drumline.launcher.spec import LaunchSpec
     from drumline.launcher.start import start_workers
-    from drumline.plan.resolve import resolve
     from drumline.rundir import RunDir, write_atomic, write_json
 
     config = load_config(recipe, overrides or ())
-    plan = resolve(config, detect())
+    plan = plan_run(config, counts=False)
     run = RunDir.create(directory_of(config, recipe))
     write_atomic(run.config, dump_config(config))
     write_json(run.env, environment_facts(deep=False))

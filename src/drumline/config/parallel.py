@@ -61,6 +61,11 @@ class DdpParallel(Kind):
         1000,
         description="power_sgd only: updates before the compression begins (torch advises about a tenth of a run).",
     )
+    cut_graphs: bool = Field(
+        True,
+        description="compile: whole only: cut the compiled graph where buckets end, so that they are reduced beside "
+        "the rest of the backward pass; false: one graph, after which all is reduced.",
+    )
     balance: Literal["equal", "measured"] = Field(
         "equal", description="measured: a rank's share of each update follows its speed at start, for unlike GPUs."
     )

@@ -74,8 +74,10 @@ class HardwareConfig(Section):
         description="Let the allocator grow its segments, so that memory fragments less; an environment that says "
         "otherwise is kept.",
     )
-    empty_cache: Literal["never", "epoch", "after_oom"] = Field(
-        "after_oom", description="When the allocator gives back what it holds unused; each time costs milliseconds."
+    empty_cache: Literal["never", "epoch"] = Field(
+        "never",
+        description="Whether the allocator gives back what it holds unused at each epoch's end, for others on the same "
+        "GPU; it has to ask for all of it again.",
     )
 
 

@@ -13,6 +13,11 @@ class LanguageModellingTask(Section):
     """Next-token prediction."""
 
     kind: Literal["language_modelling"] = "language_modelling"
+    chunked_loss: bool = Field(
+        False,
+        description="Compute logits and loss of some thousand tokens at a time, so that never all logits are in "
+        "memory; for a model of kind decoder.",
+    )
 
 
 class ClassificationTask(Section):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -30,24 +31,26 @@ def balanced(length: int, parts: int) -> list[range]:
     return [range(starts[part], starts[part + 1]) for part in range(parts)]
 
 
+def weighted(length: int, weights: Sequence[float]) -> list[range]:
+    """Cut range(length) into contiguous ranges in proportion to positive weights, by largest remainder.
+
+    Each has its exact share rounded down, and what is left goes to the largest fractions, the first ones of equals.
+    """
+    total = sum(weights)
+    exact = [length * weight / total for weight in weights]
+    sizes = [int(share) for share in exact]
+    by_fraction = sorted(range(len(exact)), key=lambda part: sizes[part] - exact[part])
+    for part in by_fraction[: length - sum(sizes)]:
+        sizes[part] += 1
+    ends = list(accumulate(sizes))
+    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
 class MicroRows(NamedTuple):
     """The rows of one micro-batch of one shard. weight 0: rows of another shard, to take part without weight."""
 
     rows: Rows
     weight: int
-
-
-def window_rows(window: Rows, shard: int, num_shards: int, micro_batch: int) -> list[MicroRows]:
-    """One shard's micro-batches of a window: its balanced part, cut evenly into at most `micro_batch` rows each.
-
-    A shard without rows gets the first shard's one row with weight 0.
-    """
-    shares = balanced(len(window), num_shards)
-    weight = 1 if shares[shard] else 0
-    own = shares[shard] if weight else shares[0]
-    rows = window[own.start : own.stop]
-    pieces = balanced(len(rows), -(-len(rows) // micro_batch))
-    return [MicroRows(rows[piece.start : piece.stop], weight) for piece in pieces]
 
 
 class Cut(NamedTuple):
@@ -57,13 +60,31 @@ class Cut(NamedTuple):
     micro_batch: int
     shard: int
     num_shards: int
+    weights: tuple[float, ...] | None = None
+    """Each shard's share of every window, as positive numbers in proportion; None: equal shares."""
+
+
+def window_rows(window: Rows, cut: Cut) -> list[MicroRows]:
+    """One shard's micro-batches of a window: its contiguous part, cut evenly into at most `micro_batch` rows each.
+
+    A shard without rows gets the first row of the first shard that has some, with weight 0.
+    """
+    length = len(window)
+    shares = balanced(length, cut.num_shards) if cut.weights is None else weighted(length, cut.weights)
+    own = shares[cut.shard]
+    weight = 1 if own else 0
+    if not own:
+        own = next(share for share in shares if share)[:1]
+    rows = window[own.start : own.stop]
+    pieces = balanced(len(rows), -(-len(rows) // cut.micro_batch))
+    return [MicroRows(rows[piece.start : piece.stop], weight) for piece in pieces]
 
 
 def epoch_windows(order: Rows, cut: Cut, start: int = 0) -> Iterator[list[MicroRows]]:
     """The windows `order[k*B:(k+1)*B]` of one epoch from window `start` on; the last one may be shorter."""
     for first in range(start * cut.global_batch, len(order), cut.global_batch):
         window = order[first : first + cut.global_batch]
-        yield window_rows(window, cut.shard, cut.num_shards, cut.micro_batch)
+        yield window_rows(window, cut)
 
 
 def evaluation_batches(num_rows: int, cut: Cut) -> list[list[int]]:

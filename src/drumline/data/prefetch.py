@@ -1,4 +1,4 @@
-"""Batches on their way to the GPU while the window before them is computed, on a stream of their own."""
+"""Batches on their way to their GPUs while the window before them is computed, on streams of their own."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from torch import Tensor
 from drumline.data.sharing import tensors
 from drumline.data.windows import Feed, Window
 from drumline.parallel.objective import to_device
+from drumline.parallel.replicas import shard_devices
 from drumline.parallel.strategy import MicroBatch
 
 MOST_BYTES = 1 << 30
-"""Windows with more data than that are copied as they are run: two of them at once would be GPU memory that the model
-could use, and their passes are long enough to hide a copy."""
+"""Windows with more data a GPU than that are copied as they are run: two of them at once would be GPU memory that the
+model could use, and their passes are long enough to hide a copy."""
 
 
 class DeviceFeed:
-    """A feed whose batches are copied to the GPU as soon as they are read.
+    """A feed whose batches are copied to their shards' GPUs as soon as they are read.
 
     The loop reads a window while the one before it is computed. On the stream that computes, a copy would wait for
     that; here it does not, as far as the batches lie in page-locked memory.
     """
 
-    def __init__(self, feed: Feed, device: torch.device) -> None:
+    def __init__(self, feed: Feed, devices: Sequence[torch.device]) -> None:
+        """devices: by shard of this process."""
         self._feed = feed
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._devices = devices
+        self._streams = [torch.cuda.Stream(device) for device in devices]
 
     @property
     def waited_s(self) -> float:
@@ -57,25 +59,27 @@ class DeviceFeed:
         self._feed.close()
 
     def _send(self, micro_batches: Sequence[MicroBatch]) -> tuple[tuple[MicroBatch, ...], Callable[[], None]]:
-        """Start copying; returns the batches on the device, and what makes the current stream wait for them."""
+        """Start copying; returns the batches on their devices, and what makes the current streams wait for them."""
         total = sum(tensor.nbytes for each in micro_batches for tensor in tensors(each.batch))
-        if total > MOST_BYTES or not all(is_plain(each.batch) for each in micro_batches):
+        if total > MOST_BYTES * len(self._devices) or not all(is_plain(each.batch) for each in micro_batches):
             return tuple(micro_batches), nothing
-        with torch.cuda.stream(self._stream):
-            sent = tuple(each._replace(batch=to_device(each.batch, self._device)) for each in micro_batches)
-            copied = torch.cuda.Event()
-            copied.record(self._stream)
+        sent = []
+        for each in micro_batches:
+            with torch.cuda.stream(self._streams[each.shard]):
+                sent.append(each._replace(batch=to_device(each.batch, self._devices[each.shard])))
+        copied = {shard: self._streams[shard].record_event() for shard in {each.shard for each in sent}}
 
         def arrive() -> None:
-            current = torch.cuda.current_stream(self._device)
-            current.wait_event(copied)
+            for shard, event in copied.items():
+                torch.cuda.current_stream(self._devices[shard]).wait_event(event)
             for each in sent:
+                current = torch.cuda.current_stream(self._devices[each.shard])
                 for tensor in tensors(each.batch):
                     if tensor.is_cuda:
                         # Its memory is the copying stream's, which would use it again while this one still reads it.
                         tensor.record_stream(current)
 
-        return sent, arrive
+        return tuple(sent), arrive
 
 
 def nothing() -> None:
@@ -93,6 +97,9 @@ def is_plain(batch: Any) -> bool:
     return not hasattr(batch, "to")
 
 
-def on_device(feed: Feed, device: torch.device) -> Feed:
-    """The feed with its batches sent ahead where there is a GPU to send them to; on the CPU the feed itself."""
-    return DeviceFeed(feed, device) if device.type == "cuda" else feed
+def on_device(feed: Feed, device: torch.device, num_local: int = 1) -> Feed:
+    """The feed with its batches sent ahead where there are GPUs to send them to; on the CPU the feed itself.
+
+    device: the first shard's; num_local: shards of this process.
+    """
+    return DeviceFeed(feed, shard_devices(device, num_local)) if device.type == "cuda" else feed

@@ -135,7 +135,7 @@ class StreamFeed:
             )
         if cut.global_batch < cut.num_shards:
             raise ConfigError(
-                f"an update of {cut.global_batch} samples of a stream cannot be shared by {cut.num_shards} processes",
+                f"an update of {cut.global_batch} samples of a stream cannot be divided into {cut.num_shards} shards",
                 f"set train.global_batch to at least {cut.num_shards}, or use fewer processes",
             )
         self._cut = cut

@@ -1,11 +1,12 @@
-"""The feed: update windows of one shard, in order, from a map-style data set or a stream."""
+"""The feed: update windows of a process's shards, in order, from a map-style data set or a stream."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import zip_longest
+from typing import NamedTuple, Protocol
 
 from drumline.data.loader import Piece, RowLoader
 from drumline.data.order import Cut, MicroRows, Rows, epoch_windows, evaluation_batches
@@ -15,7 +16,7 @@ from drumline.parallel.strategy import MicroBatch
 
 @dataclass(frozen=True)
 class Window:
-    """One shard's part of one update."""
+    """The part of one update that falls to this process's shards; each micro-batch says to which of them."""
 
     epoch: int
     index: int
@@ -24,7 +25,7 @@ class Window:
     """Empty where no row of the whole window has anything to count: such a window is passed over by all."""
 
     rows: int
-    """Rows of this shard that it stands for; 0 where the shard only takes part."""
+    """Rows of these shards that it stands for; 0 where they only take part."""
 
     arrival: Callable[[], None] | None = None
     """Waits for batches that are still on their way to the device; see data/prefetch.py."""
@@ -36,12 +37,12 @@ class Window:
 
     @property
     def units(self) -> int:
-        """Units that this shard's part of the loss sums over."""
+        """Units that these shards' part of the loss sums over."""
         return sum(m.units for m in self.micro_batches if m.weight)
 
     @property
     def samples(self) -> int:
-        """Rows that this shard's auxiliary losses are weighed by."""
+        """Rows that these shards' auxiliary losses are weighed by."""
         return sum(m.samples for m in self.micro_batches if m.weight)
 
 
@@ -58,7 +59,7 @@ class Feed(Protocol):
         ...
 
     def evaluation(self) -> Iterator[MicroBatch]:
-        """Batches of an evaluation, each of the shard's rows once."""
+        """Batches of an evaluation, each of the shards' rows once; several shards take turns."""
         ...
 
     def close(self) -> None:
@@ -66,13 +67,25 @@ class Feed(Protocol):
         ...
 
 
+class Place(NamedTuple):
+    """What one micro-batch of a window is: the process's shard, its number there, and its rows."""
+
+    shard: int
+    number: int
+    rows: MicroRows
+
+
 class RowFeed:
     """Windows over a map-style data set: window k is `order[k*B:(k+1)*B]`, whatever the world."""
 
-    def __init__(self, loader: RowLoader, cut: Cut, seed: int, *, shuffle: bool, needs_count: bool) -> None:
+    def __init__(
+        self, loader: RowLoader, cut: Cut, seed: int, *, shuffle: bool, needs_count: bool, num_local: int = 1
+    ) -> None:
+        """cut: of this process's first shard; num_local: how many shards it has, that one and those after it."""
         self._loader = loader
         self._source = loader.source
         self._cut = cut
+        self._cuts = [cut._replace(shard=cut.shard + i) for i in range(num_local)]
         self._seed = seed
         self._shuffle = shuffle
         self._needs_count = needs_count
@@ -82,28 +95,38 @@ class RowFeed:
         """Windows of one epoch; rows before `start` are never read."""
         order = self._source.epoch_order(self._seed, epoch, shuffle=self._shuffle)
         read = self._loader.read(
-            self._piece(epoch, index, number, micro_rows)
-            for index, window in enumerate(epoch_windows(order, self._cut, start), start)
-            for number, micro_rows in enumerate(window)
+            self._piece(epoch, index, place)
+            for index, places in enumerate(self._windows(order, start), start)
+            for place in places
         )
-        for index, pieces in enumerate(epoch_windows(order, self._cut, start), start):
+        for index, places in enumerate(self._windows(order, start), start):
             began = time.perf_counter()
-            micro_batches = [next(read)._replace(weight=piece.weight) for piece in pieces]
+            micro_batches = [next(read)._replace(weight=rows.weight, shard=shard) for shard, _, rows in places]
             self.waited_s += time.perf_counter() - began
-            rows = sum(len(piece.rows) for piece in pieces if piece.weight)
+            num_rows = sum(len(rows.rows) for _, _, rows in places if rows.weight)
             if self._needs_count:
                 size = self._cut.global_batch
                 micro_batches = self._countable(micro_batches, order[index * size : (index + 1) * size], epoch)
-            yield Window(epoch, index, tuple(micro_batches), rows)
+            yield Window(epoch, index, tuple(micro_batches), num_rows)
 
-    def _piece(self, epoch: int, index: int, number: int, micro_rows: MicroRows) -> Piece:
-        """What the loader reads for micro-batch `number` of window `index`."""
-        return Piece((ROWS, self._seed, self._cut.shard, epoch, index, number), micro_rows.rows.tolist())
+    def _windows(self, order: Rows, start: int) -> Iterator[list[Place]]:
+        """What this process reads of each window from `start` on.
+
+        A shard without rows takes part only where the process has none at all: the other processes wait for that.
+        """
+        for window in zip(*(epoch_windows(order, cut, start) for cut in self._cuts), strict=True):
+            places = [Place(i, n, rows) for i, pieces in enumerate(window) for n, rows in enumerate(pieces)]
+            yield [place for place in places if place.rows.weight] or places[:1]
+
+    def _piece(self, epoch: int, index: int, place: Place) -> Piece:
+        """What the loader reads for one micro-batch of window `index`."""
+        shard = self._cuts[place.shard].shard
+        return Piece((ROWS, self._seed, shard, epoch, index, place.number), place.rows.rows.tolist())
 
     def _countable(self, micro_batches: list[MicroBatch], window: Rows, epoch: int) -> list[MicroBatch]:
         """Leave out what counts nothing: a mean over nothing is 0/0, and weight 0 times NaN is NaN.
 
-        A shard that has nothing left takes part, with weight 0, on some row of the window that counts.
+        A process that has nothing left takes part, with weight 0, on some row of the window that counts.
         """
         counted = [m for m in micro_batches if m.units]
         if counted:
@@ -115,11 +138,19 @@ class RowFeed:
         return []
 
     def evaluation(self) -> Iterator[MicroBatch]:
-        """Batches of an evaluation, each of the shard's rows once."""
-        key = (EVALUATION, self._seed, self._cut.shard)
+        """Batches of an evaluation, each of the shards' rows once; the shards take turns."""
         assert self._source.num_rows is not None
-        batches = evaluation_batches(self._source.num_rows, self._cut)
-        return self._loader.read(Piece((*key, number), rows) for number, rows in enumerate(batches))
+        batches = [evaluation_batches(self._source.num_rows, cut) for cut in self._cuts]
+        places = [
+            (shard, number, rows)
+            for number, turn in enumerate(zip_longest(*batches))
+            for shard, rows in enumerate(turn)
+            if rows is not None
+        ]
+        read = self._loader.read(
+            Piece((EVALUATION, self._seed, self._cuts[shard].shard, number), rows) for shard, number, rows in places
+        )
+        return (micro_batch._replace(shard=shard) for micro_batch, (shard, _, _) in zip(read, places, strict=True))
 
     def close(self) -> None:
         """End loader processes."""

@@ -89,6 +89,8 @@ def fail(run: Run, error: BaseException) -> None:
     release(run)
     let_go(error)
     run.groups.abort()
+    if run.profile is not None:
+        run.profile.close()  # it waits for the device, which nothing holds up any more
     if told.peer is not None:
         raise told.peer from error
 

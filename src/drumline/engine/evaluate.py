@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from drumline.engine.lockstep import in_step
 from drumline.engine.measure import Measurement
 from drumline.engine.meter import Meter, means
 from drumline.engine.run import Run
@@ -40,26 +41,31 @@ def evaluate(run: Run) -> dict[str, float]:
     feed = run.evaluation_feed
     if feed is None:
         raise ConfigError("there is no evaluation data", "give eval_data= to the trainer, or data.eval in the recipe")
-    meter, samples = Meter(), 0
+    samples = 0
+    meters = [Meter() for _ in range(run.plan.num_shards // run.plan.world_size)]
+    """By shard: what is on one device stays there."""
     device = run.groups.device
     measurements = {
         name: Measurement(task, device, "" if name == MAIN else f"{name}/") for name, task in run.tasks.items()
     }
     with evaluating(run.model), run.strategy.averaged():
-        for micro_batch in feed.evaluation():
+        for micro_batch in in_step(run, feed.evaluation()):
             samples += micro_batch.samples
             for name, task in run.tasks.items():
-                if micro_batch.units or not needs_count(task):
+                counts = micro_batch.weight > 0 and (micro_batch.units > 0 or not needs_count(task))
+                if counts or run.strategy.forwards_together:
                     sums: Sums = {}
                     if measurements[name].wants_outputs:
                         loss = run.strategy.run(micro_batch, _Pass(task, measurements[name], micro_batch))
                     else:
                         loss = run.strategy.forward(name, micro_batch)
-                    add_sums(sums, loss, micro_batch, name)
-                    meter.add(sums)
+                    if counts:
+                        add_sums(sums, loss, micro_batch, name)
+                        meters[micro_batch.shard].add(sums)
     has_rows = [measurement.has_rows for measurement in measurements.values()]
-    answers = run.groups.side.exchange("evaluate", [samples, meter.take(), has_rows])
-    found = {"count": sum(answer[0] for answer in answers), **means([answer[1] for answer in answers])}
+    answers = run.groups.side.exchange("evaluate", [samples, [meter.take() for meter in meters], has_rows])
+    by_shard = [sums for answer in answers for sums in answer[1]]
+    found = {"count": sum(answer[0] for answer in answers), **means(by_shard)}
     for name, anywhere in zip(run.tasks, zip(*(answer[2] for answer in answers), strict=True), strict=True):
         if any(anywhere):
             found.update(_defined(run, measurements[name].values(run.groups)))
@@ -74,12 +80,13 @@ class _Pass:
         self._task = task
         self._measurement = measurement
         self._counts = micro_batch.units > 0
+        self._shard = micro_batch.shard
 
     def __call__(self, model: nn.Module, batch: Batch) -> Loss:
         outputs = self._task.forward(model, batch)
         loss = Loss(*self._task.loss(outputs, batch))
         if self._counts:
-            self._measurement.add(outputs, batch)
+            self._measurement.add(outputs, batch, self._shard, next(model.parameters()).device)
         return loss
 
 

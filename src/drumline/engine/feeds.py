@@ -14,6 +14,7 @@ from drumline.data.loader import LoaderOptions, RowLoader
 from drumline.data.order import Cut
 from drumline.data.prefetch import on_device
 from drumline.data.probe import probe
+from drumline.data.shards import ShardFeeds
 from drumline.data.sharing import SHARED_MEMORY
 from drumline.data.source import Source
 from drumline.data.stream import StreamFeed
@@ -42,7 +43,15 @@ class Wanted:
 
     source: Source
     cut: Cut
+    """Of this process's first shard."""
     options: LoaderOptions
+    num_local: int = 1
+    """Shards of this process; of a stream each is read by a loader of its own."""
+
+    @property
+    def num_loaders(self) -> int:
+        """Loaders with these options."""
+        return self.num_local if self.source.is_stream else 1
 
 
 def with_loader(config: RunConfig, source: Source) -> RunConfig:
@@ -71,20 +80,28 @@ def with_loader(config: RunConfig, source: Source) -> RunConfig:
 
 
 def open_feeds(
-    train: Source, evaluation: Source | None, task: Task, config: RunConfig, plan: Plan, groups: Groups
+    train: Source,
+    evaluation: Source | None,
+    task: Task,
+    config: RunConfig,
+    plan: Plan,
+    groups: Groups,
+    weights: tuple[float, ...] | None = None,
 ) -> Feeds:
     """The feeds of a run, their loader processes within what this machine has. All ranks call it.
 
-    Where shared memory or file handles do not suffice, loaders run with less, and a warning says why and what to do.
+    weights: each shard's share of an update, in proportion; None: equal shares. Where shared memory or file handles do
+    not suffice, loaders run with less, and a warning says why and what to do.
     """
     world = groups.world
-    wanted = [_training(train, config, plan, world)]
+    training = _training(train, config, plan, world)
+    wanted = [replace(training, cut=training.cut._replace(weights=weights))]
     if evaluation is not None:
         wanted.append(_evaluation(evaluation, config, plan, world))
     wanted, found = within_limits(wanted, world)
     if any(each.source.is_stream for each in wanted):
         wanted = agreed(wanted, groups)
-    feeds = [on_device(_feed(each, task, config), groups.device) for each in wanted]
+    feeds = [on_device(_feed(each, task, config), groups.device, each.num_local) for each in wanted]
     notice = None
     if found.message is not None:
         notice = {
@@ -108,8 +125,7 @@ def evaluation_feed(source: Source, task: Task, config: RunConfig, plan: Plan, w
 
 
 def _training(source: Source, config: RunConfig, plan: Plan, world: World) -> Wanted:
-    cut = Cut(plan.global_batch, plan.micro_batch, world.rank, world.size)
-    return Wanted(source, cut, _options(config, plan, plan.num_workers))
+    return _wanted(source, plan.micro_batch, plan.num_workers, (config, plan, world))
 
 
 def _evaluation(source: Source, config: RunConfig, plan: Plan, world: World) -> Wanted:
@@ -117,7 +133,17 @@ def _evaluation(source: Source, config: RunConfig, plan: Plan, world: World) -> 
     workers = source.num_workers
     if workers is None:
         workers = plan.num_workers if source.can_be_cut else 0
-    return Wanted(source, Cut(plan.global_batch, batch, world.rank, world.size), _options(config, plan, workers))
+    return _wanted(source, batch, workers, (config, plan, world))
+
+
+def _wanted(source: Source, batch: int, num_workers: int, run: tuple[RunConfig, Plan, World]) -> Wanted:
+    """num_workers: of the whole process; shards of a stream have an equal part of them each, at least one."""
+    config, plan, world = run
+    num_local = plan.num_shards // world.size
+    if source.is_stream and num_workers:
+        num_workers = max(1, num_workers // num_local)
+    cut = Cut(plan.global_batch, batch, world.rank * num_local, plan.num_shards)
+    return Wanted(source, cut, _options(config, plan, num_workers), num_local)
 
 
 def _options(config: RunConfig, plan: Plan, num_workers: int) -> LoaderOptions:
@@ -136,13 +162,15 @@ def within_limits(wanted: Sequence[Wanted], world: World) -> tuple[list[Wanted],
     The soft limit on open files is raised where need be, and stays so after the run.
     """
     room = _room(world)
-    found = fit([_load(each, room) for each in wanted], room)
+    loads = [load for each in wanted for load in [_load(each, room)] * each.num_loaders]
+    found = fit(loads, room)
     if found.raised is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (found.raised, hard))
     if found.message is not None and world.local_rank == 0:  # it is the same for all ranks of this machine
         logger.warning("loader processes do not fit this machine: %s", found.message)
-    numbers = zip(wanted, found.num_workers, found.prefetch_factor, strict=True)
+    firsts = [sum(each.num_loaders for each in wanted[:i]) for i in range(len(wanted))]
+    numbers = [(each, found.num_workers[i], found.prefetch_factor[i]) for each, i in zip(wanted, firsts, strict=True)]
     return [
         replace(
             each,
@@ -192,7 +220,14 @@ def agreed(wanted: Sequence[Wanted], groups: Groups) -> list[Wanted]:
 def _feed(wanted: Wanted, task: Task, config: RunConfig) -> Feed:
     source, cut, options = wanted.source, wanted.cut, wanted.options
     if source.is_stream:
-        return StreamFeed(source, task, options, cut, config.seed)
+        cuts = [cut._replace(shard=cut.shard + i) for i in range(wanted.num_local)]
+        feeds = [StreamFeed(source, task, options, each, config.seed) for each in cuts]
+        return feeds[0] if len(feeds) == 1 else ShardFeeds(feeds)
     return RowFeed(
-        RowLoader(source, task, options), cut, config.seed, shuffle=config.train.shuffle, needs_count=needs_count(task)
+        RowLoader(source, task, options),
+        cut,
+        config.seed,
+        shuffle=config.train.shuffle,
+        needs_count=needs_count(task),
+        num_local=wanted.num_local,
     )

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
 from drumline.config.problem import listed
@@ -17,6 +16,7 @@ from drumline.config.schema import RunConfig
 from drumline.config.train import ScheduleConfig
 from drumline.engine.optimizer import make_optimizer
 from drumline.errors import ConfigError
+from drumline.parallel.ready import ReadyOptimizer
 from drumline.parallel.strategy import MakeOptimizer, Rates, Scheduler
 from drumline.plan.record import Plan
 from drumline.plan.schedule import lr_factor
@@ -47,6 +47,11 @@ def optimizer_maker(given: Optimizer | MakeOptimizer | None, config: RunConfig) 
     if given is None:
         return lambda model: make_optimizer(model, config.train)
     settings = config.train.optimizer
+    if settings.state_precision != "same":
+        raise ConfigError(
+            "train.optimizer.state_precision is for the optimizer that the config makes, and another one was handed in",
+            "leave optimizer= out, or train.optimizer.state_precision",
+        )
     grouped = any(rule.lr_factor is not None or rule.weight_decay is not None for rule in settings.rules)
     if grouped or settings.layer_decay != 1:
         raise ConfigError(
@@ -54,22 +59,7 @@ def optimizer_maker(given: Optimizer | MakeOptimizer | None, config: RunConfig) 
             "another one was handed in",
             "leave optimizer= out, or make its parameter groups yourself (rules may still freeze)",
         )
-    return given if not isinstance(given, Optimizer) else ready_optimizer(given)
-
-
-def ready_optimizer(given: Optimizer) -> MakeOptimizer:
-    """The optimizer itself, if it trains the model."""
-
-    def make(model: nn.Module) -> Optimizer:
-        own = {id(p) for p in model.parameters()}
-        if not any(id(p) in own for group in given.param_groups for p in group["params"]):
-            raise ConfigError(
-                "the optimizer holds none of the model's parameters, so nothing would be trained",
-                "make it from the parameters of the model that is handed in, after the last change to that model",
-            )
-        return given
-
-    return make
+    return given if not isinstance(given, Optimizer) else ReadyOptimizer(given)
 
 
 def check_scheduler(scheduler: object, optimizer: object) -> None:

@@ -12,7 +12,7 @@ from drumline.engine.checkpoint import save_checkpoint
 from drumline.engine.evaluate import evaluate
 from drumline.engine.learning import watched_metric
 from drumline.engine.lines import log_line, record_evaluation
-from drumline.engine.process import collect_garbage, seed_window
+from drumline.engine.process import collect_garbage, empty_cache, seed_window
 from drumline.engine.records import StepInfo
 from drumline.engine.run import Interval, Run
 from drumline.parallel.strategy import Notes, Outcome, Scale, Sums
@@ -39,8 +39,15 @@ def run_updates(run: Run, epochs: int | None) -> Iterator[StepInfo]:
         first.evaluation = record_evaluation(run, evaluate(run), first.epoch)
         run.callbacks.tell("on_evaluation", first)
     run.interval = Interval(run.clock(), run.feed.waited_s)
-    while run.reason is None and run.progress.epoch < last_epoch and run.progress.step < total:
-        yield from run_epoch(run)
+    try:
+        while run.reason is None and run.progress.epoch < last_epoch and run.progress.step < total:
+            yield from run_epoch(run)
+        if run.profile is not None:
+            run.profile.finish(run)
+    except GeneratorExit:
+        if run.profile is not None:
+            run.profile.close()
+        raise
     run.learn(keep=0)
     run.reason = run.reason or "done"
 
@@ -58,6 +65,8 @@ def run_epoch(run: Run) -> Iterator[StepInfo]:
         assert window is not None
         run_window = totals.units > 0
         if run_window:
+            if run.profile is not None:
+                run.profile.before(run)
             strategy.seed(partial(seed_window, run.config.seed, progress.epoch, progress.window, run.first_shard))
             run.groups.side.announce(f"update {progress.step + 1}")
             window.ready()
@@ -81,6 +90,8 @@ def run_epoch(run: Run) -> Iterator[StepInfo]:
             # A stop is agreed on with the first learner only, so that a window is whole or was never there.
             outcomes += [take_turn(run, name, window, scale) for name in others]
             run.pending.push(progress.step, outcomes)
+            if run.profile is not None:
+                run.profile.after(run)
             run.interval.samples += totals.rows
             run.interval.units += totals.units
         else:
@@ -138,6 +149,8 @@ def finish_step(run: Run, info: StepInfo, *, before: int, epoch_ends: bool) -> N
     if epoch_ends:
         run.strategy.advance("epoch", None)
     if run.evaluation_feed is not None and evaluation_is_due(run, advanced, epoch_ends=epoch_ends, ends=ends):
+        if run.profile is not None:
+            run.profile.finish(run)  # it is of updates alone
         info.evaluation = record_evaluation(run, evaluate(run), info.epoch)
         schedule = config.train.schedule
         value = watched_metric(schedule, info.evaluation) if schedule.interval == "evaluation" else None
@@ -148,6 +161,8 @@ def finish_step(run: Run, info: StepInfo, *, before: int, epoch_ends: bool) -> N
     if epoch_ends:
         run.callbacks.tell("on_epoch_end", info)
     collect_garbage(step if info.logged is None and info.evaluation is None else None)
+    if epoch_ends and config.hardware.empty_cache == "epoch":
+        empty_cache()
     run.interval.began += run.clock() - paused  # rates are of training alone
     if ends:
         run.reason = run.reason or "done"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 class Measurement:
-    """The metrics of one evaluation; of a task without any there are none."""
+    """The metrics of one evaluation; of a task without any there are none.
+
+    Each shard of this process has its own, where its replica is, so that no shard waits for another.
+    """
 
     def __init__(self, task: Task, device: torch.device, prefix: str = "") -> None:
         """Raises ConfigError for a metric with a name that every line has. prefix: before each name."""
@@ -30,6 +33,7 @@ class Measurement:
         self._metrics: dict[str, Metric] = {}
         if callable(getattr(task, "metrics", None)) and callable(getattr(task, "measure", None)):
             self._metrics = {name: metric.to(device) for name, metric in known.metrics().items()}
+        self._by_shard: dict[int, dict[str, Metric]] = {0: self._metrics}
         if taken := sorted(self._metrics.keys() & RECORD_KEYS):
             raise ConfigError(f"a metric is called {taken[0]!r}, as the line's own value is", "call it something else")
         self.has_rows = False
@@ -40,31 +44,35 @@ class Measurement:
         """Whether there is any metric; the loss alone is cheaper without its model's outputs."""
         return bool(self._metrics)
 
-    def add(self, outputs: Any, batch: Batch) -> None:
-        """Take in one batch, on the metrics' device."""
-        self._task.measure(self._metrics, outputs, batch)
+    def add(self, outputs: Any, batch: Batch, shard: int = 0, device: torch.device | None = None) -> None:
+        """Take in one batch of a shard; device: where a shard other than the first computes."""
+        if shard not in self._by_shard:
+            self._by_shard[shard] = {name: metric.to(device) for name, metric in self._task.metrics().items()}
+        self._task.measure(self._by_shard[shard], outputs, batch)
         self.has_rows = True
 
     def values(self, groups: Groups) -> dict[str, float]:
         """The values over all ranks' rows. All ranks call it, if any of them has rows.
 
-        Rows are put together in the order of the ranks. Raises ConfigError for a metric that is not one number.
+        Rows are put together in the order of the shards. Raises ConfigError for a metric that is not one number.
         """
         if not self._metrics:
             return {}
-        parts = [part for metric in self._metrics.values() for part in _parts(metric)]
-        by_rank = gather(groups, [_states(part) for part in parts], f"the metrics {', '.join(self._metrics)}")
-        for part, states in zip(parts, zip(*by_rank, strict=True), strict=True):
+        parts = _parts(self._metrics)
+        mine = [[_states(part) for part in _parts(self._by_shard[shard])] for shard in sorted(self._by_shard)]
+        by_rank = gather(groups, mine, f"the metrics {', '.join(self._metrics)}")
+        by_shard = [states for rank in by_rank for states in rank]
+        for part, states in zip(parts, zip(*by_shard, strict=True), strict=True):
             part.dist_sync_fn = _Merge(states, type(part).__name__)
             part.distributed_available_fn = _always
         return {f"{self._prefix}{name}": _value(name, metric) for name, metric in self._metrics.items()}
 
 
-def _parts(metric: Metric) -> Iterator[Metric]:
-    """The metric and those inside of it, as a wrapper has one."""
+def _parts(metrics: Mapping[str, Metric]) -> list[Metric]:
+    """The metrics and those inside of them, as a wrapper has one."""
     from torchmetrics import Metric
 
-    return (module for module in metric.modules() if isinstance(module, Metric))
+    return [module for metric in metrics.values() for module in metric.modules() if isinstance(module, Metric)]
 
 
 # torchmetrics merges states itself, by the rule that each was made with, out of lists that a function hands it, one
@@ -85,19 +93,19 @@ def _states(part: Metric) -> list[Tensor]:
 
 
 class _Merge:
-    """Hands torchmetrics the states of all ranks, one after the other."""
+    """Hands torchmetrics the states of all shards, one after the other."""
 
-    def __init__(self, by_rank: Sequence[list[Tensor]], name: str) -> None:
-        if len({len(states) for states in by_rank}) > 1:
+    def __init__(self, by_shard: Sequence[list[Tensor]], name: str) -> None:
+        if len({len(states) for states in by_shard}) > 1:
             raise ConfigError(
-                f"the ranks' states of the metric {name} cannot be merged: they are lists of different lengths",
+                f"the shards' states of the metric {name} cannot be merged: they are lists of different lengths",
                 "make the state with add_state(..., dist_reduce_fx='cat') or another rule",
             )
-        self._states = iter(list(zip(*by_rank, strict=True)))
+        self._states = iter(list(zip(*by_shard, strict=True)))
 
     def __call__(self, state: Tensor, group: object = None) -> list[Tensor]:
         states = next(self._states)
-        # A rank without rows has an empty tensor of no particular type, which would change that of the others.
+        # A shard without rows has an empty tensor of no particular type, which would change that of the others.
         filled = [each for each in states if each.numel()] or states[:1]
         return [each.to(state.device) for each in filled]
 

@@ -6,13 +6,14 @@ import difflib
 import logging
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from drumline.config.problem import listed
 from drumline.config.train import OptimizerConfig, ParameterRule, TrainConfig
+from drumline.engine.half_states import HalfStateAdamW
 from drumline.errors import ConfigError
 
 logger = logging.getLogger("drumline")
@@ -85,7 +86,10 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     parameters = [p for group in order for p in groups[group]]
     fused = all(p.is_floating_point() and p.device.type in ("cuda", "cpu") for p in parameters)
     optimizer = build(settings, config.lr, [{"params": groups[group], **group._asdict()} for group in order], fused)
-    logger.info("optimizer: %s%s, %s", settings.name, " (fused)" if fused else "", described(groups, order))
+    kind = settings.name + (" (fused)" if fused else "")
+    if settings.state_precision != "same":
+        kind += f", moments in {settings.state_precision}"
+    logger.info("optimizer: %s, %s", kind, described(groups, order))
     return optimizer
 
 
@@ -93,9 +97,11 @@ def build(settings: OptimizerConfig, lr: float, groups: list[dict[str, object]],
     """The optimizer that the settings name."""
     if settings.name == "sgd":
         return torch.optim.SGD(groups, lr, momentum=settings.momentum, weight_decay=settings.weight_decay, fused=fused)
-    return torch.optim.AdamW(
-        groups, lr, betas=settings.betas, eps=settings.eps, weight_decay=settings.weight_decay, fused=fused
-    )
+    options: dict[str, Any] = {"lr": lr, "betas": settings.betas, "eps": settings.eps, "fused": fused}
+    options["weight_decay"] = settings.weight_decay
+    if settings.state_precision != "same":
+        return HalfStateAdamW(groups, half=settings.state_precision, **options)
+    return torch.optim.AdamW(groups, **options)
 
 
 def named(model: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,9 +14,10 @@ from drumline.data.source import Collate, as_source
 from drumline.engine.evaluate import evaluating
 from drumline.engine.feeds import evaluation_feed
 from drumline.engine.gather import gather
+from drumline.engine.lockstep import in_step
 from drumline.engine.run import Run
 from drumline.errors import ConfigError, DataError
-from drumline.parallel.strategy import Batch, Loss, Task
+from drumline.parallel.strategy import Batch, Loss, MicroBatch, Task
 
 Forward = Callable[[nn.Module, Batch], Any]
 
@@ -36,21 +39,34 @@ def predict(run: Run, data: Any, *, collate: Collate | None = None, forward: For
             f"a stream has no order that {ranks} processes could share, so that predictions could be put in its order",
             "hand in a data set with __len__ and __getitem__, or predict in one process",
         )
-    if source.is_stream:  # several loader processes would read parts of it side by side
+    plan = run.plan
+    if source.is_stream:  # several loader processes, or shards, would read parts of it side by side
         source = dataclasses.replace(source, num_workers=0)
+        plan = dataclasses.replace(plan, num_shards=ranks)
+    num_local = plan.num_shards // ranks
     function = forward or _forward_of(run.task)
-    feed = evaluation_feed(source, _Rows(run.task), run.config, run.plan, run.groups.world)
-    mine: list[tuple[int, Any]] = []
+    feed = evaluation_feed(source, _Rows(run.task), run.config, plan, run.groups.world)
+    mine: list[list[tuple[int, Any]]] = [[] for _ in range(num_local)]
+    running: deque[tuple[MicroBatch, Any]] = deque()
+
+    def keep(num_running: int) -> None:
+        """Wait for all batches but the newest."""
+        while len(running) > num_running:
+            micro_batch, outputs = running.popleft()
+            if micro_batch.weight:
+                mine[micro_batch.shard].append((micro_batch.samples, _kept(outputs, micro_batch.samples)))
+
     try:
         with evaluating(run.model), run.strategy.averaged():
-            for micro_batch in feed.evaluation():
-                outputs = run.strategy.run(micro_batch, function)
-                mine.append((micro_batch.samples, _kept(outputs, micro_batch.samples)))
+            for micro_batch in in_step(run, feed.evaluation()):
+                running.append((micro_batch, run.strategy.run(micro_batch, function)))
+                keep(num_local - 1)  # every shard's device has one to compute
+            keep(0)
     finally:
         feed.close()
     found: list[Any] = []
     for part in gather(run.groups, mine, "predictions"):
-        for num_rows, outputs in part:
+        for num_rows, outputs in chain.from_iterable(part):
             found.extend(_row(outputs, row) for row in range(num_rows))
     if source.num_rows is not None and len(found) != source.num_rows:
         raise DataError(f"{len(found)} rows were read of {source.num_rows}", "let len() of the data set be its rows")

@@ -7,7 +7,7 @@ import gc
 import os
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -20,6 +20,9 @@ from drumline.errors import ConfigError
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 REPEATABLE_WORKSPACES = (":4096:8", ":16:8")
 """The two with which cuBLAS promises equal bits (cuBLAS library, Results reproducibility); the first is the faster."""
+
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+"""Where torch's allocator reads its options, the newest name first."""
 
 COMPILER_CACHE = "TORCHINDUCTOR_CACHE_DIR"
 """Where torch's compiler keeps its work."""
@@ -100,6 +103,38 @@ def _compiled_kept() -> Iterator[None]:
         yield
     finally:
         os.environ.pop(COMPILER_CACHE, None)
+
+
+_expandable = False
+"""Whether `expandable_segments` has been entered and changed something."""
+
+
+@contextmanager
+def expandable_segments(wanted: bool) -> Iterator[None]:
+    """Inside, the allocator of GPU memory makes segments that can grow; enter it before anything is allocated.
+
+    Options that the environment gives it are kept, above all what it says of segments. Does nothing without a GPU, and
+    inside of itself.
+    """
+    global _expandable
+    given = next((os.environ[name] for name in ALLOCATOR_VARIABLES if name in os.environ), "")
+    if not wanted or _expandable or "expandable_segments" in given or not torch.cuda.is_available():
+        yield
+        return
+    before = f"{given}," if given else ""  # all options are set at once: those left out would be torch's defaults
+    set_allocator: Callable[[str], None] = torch._C._accelerator_setAllocatorSettings
+    set_allocator(f"{before}expandable_segments:True")
+    _expandable = True
+    try:
+        yield
+    finally:
+        _expandable = False
+        set_allocator(f"{before}expandable_segments:False")
+
+
+def empty_cache() -> None:
+    """Give back the GPU memory that torch's allocator holds unused."""
+    torch.cuda.empty_cache()
 
 
 @contextmanager

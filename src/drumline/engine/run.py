@@ -16,6 +16,7 @@ from drumline.data.windows import Feed
 from drumline.engine.callbacks import Callbacks
 from drumline.engine.meter import Meter
 from drumline.engine.pending import Known, Numbers, Pending
+from drumline.engine.profiling import Profile
 from drumline.engine.stopping import Patience
 from drumline.errors import NonFiniteError
 from drumline.parallel.groups import Groups
@@ -94,6 +95,8 @@ class Run:
     trackers: Sequence[Tracker] = ()
     callbacks: Callbacks = field(default_factory=Callbacks)
     events: LineWriter | None = None
+    profile: Profile | None = None
+    """Watches a few updates, where train.profile asks for it."""
     clock: Callable[[], float] = time.perf_counter
     meter: Meter = field(default_factory=Meter)
     progress: Progress = field(default_factory=Progress)

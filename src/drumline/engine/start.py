@@ -18,12 +18,15 @@ from drumline import __version__
 from drumline.config.load import dump_config
 from drumline.config.schema import RunConfig
 from drumline.data.source import Source
+from drumline.engine.balance import measure_balance
 from drumline.engine.ending import let_go, tell
+from drumline.engine.facts import agreed, planned
 from drumline.engine.feeds import open_feeds, with_loader
 from drumline.engine.learners import loader_task
 from drumline.engine.learning import optimizer_maker, rates
 from drumline.engine.optimizer import freeze
 from drumline.engine.pending import Pending
+from drumline.engine.profiling import Profile
 from drumline.engine.run import Run
 from drumline.engine.strategies import make_strategy
 from drumline.errors import ConfigError, DrumlineError, RunDirExists
@@ -36,7 +39,6 @@ from drumline.parallel.averaging import Average
 from drumline.parallel.groups import Groups, bind_device, open_groups, started_world
 from drumline.parallel.strategy import Learner, MakeAverage, Scheduler, Task
 from drumline.plan.record import Plan
-from drumline.plan.resolve import resolve
 from drumline.rundir import LineWriter, RunDir, write_atomic, write_json
 from drumline.track.console import describe
 from drumline.track.open import check_trackers, open_trackers
@@ -70,13 +72,13 @@ def start_run(parts: Parts) -> Run:
     world = parts.world or started_world()
     hardware = detect()
     config = with_launcher_precision(with_loader(parts.config, parts.train))
-    plan = resolve(config, hardware, world, parts.train.rows_per_epoch)
+    plan = planned(parts, config, hardware, world)
     tell_of_idle_gpus(config, plan, hardware, world)
     learners = make_learners(parts, config, plan)
-    device = bind_device(world, plan.device, config.hardware.memory_fraction)
+    device = bind_device(world, plan.device, config.hardware.memory_fraction, plan.num_shards // plan.world_size)
     groups = open_groups(world, device, plan.backend, config.parallel.timeout_s)
     try:
-        return assemble(parts, config, plan, groups, learners)
+        return assemble(parts, config, agreed(plan, config, groups), groups, learners)
     except BaseException as error:
         told = tell(groups, error)
         let_go(error)
@@ -94,7 +96,9 @@ def assemble(parts: Parts, config: RunConfig, plan: Plan, groups: Groups, learne
     strategy = make_strategy(groups, config, plan)
     freeze(parts.model, config.train.optimizer)
     strategy.setup(parts.model, learners, average_maker(config, plan))
-    feeds = open_feeds(parts.train, parts.evaluation, loader_task(parts.tasks), config, plan, groups)
+    task = loader_task(parts.tasks)
+    balance = measure_balance(strategy, parts.model, parts.train, task, config, plan, groups)
+    feeds = open_feeds(parts.train, parts.evaluation, task, config, plan, groups, balance.weights)
     # Last, so that what is refused above leaves no directory that the next attempt would find in its way.
     directory = agree_on_directory(groups, config, parts.directory)
     run = Run(
@@ -109,12 +113,15 @@ def assemble(parts: Parts, config: RunConfig, plan: Plan, groups: Groups, learne
         evaluation_feed=feeds.evaluation,
         pending=Pending(device),
         flops_per_unit=training_flops_per_unit(parts.model),
+        profile=None if config.train.profile is None else Profile(config.train.profile, device),
         peak_flops=peak_flops(torch.cuda.get_device_name(device), plan.precision) if device.type == "cuda" else None,
     )
     if run.is_rank_zero:
         write_start(run, parts)
         if feeds.notice is not None:
             run.event("loader", **feeds.notice)
+        if balance.facts is not None:
+            run.event("balance", **balance.facts)
     return run
 
 

@@ -9,7 +9,6 @@ from drumline.config.schema import RunConfig
 from drumline.parallel.compute import Compute
 from drumline.parallel.data_parallel import Replicated
 from drumline.parallel.ddp import Ddp
-from drumline.parallel.fsdp import Fsdp
 from drumline.parallel.groups import Groups
 from drumline.parallel.single import Single
 from drumline.parallel.strategy import Strategy
@@ -28,6 +27,8 @@ def make_strategy(groups: Groups, config: RunConfig, plan: Plan) -> Strategy:
     if plan.kind == "ddp" and groups.train is not None:
         return Ddp(groups, settings_of(config, DdpParallel), compute, gradient_noise=noise)
     if plan.kind == "fsdp" and groups.train is not None:
+        from drumline.parallel.fsdp import Fsdp  # half a second of imports that no other kind needs
+
         return Fsdp(groups, settings_of(config, FsdpParallel), compute, gradient_noise=noise)
     return Single(groups.device, compute, gradient_noise=noise)
 

@@ -24,7 +24,13 @@ from drumline.engine.learners import by_learner, choose_tasks, optimizers_by_lea
 from drumline.engine.learning import check_interval, check_scheduler
 from drumline.engine.loop import run_updates
 from drumline.engine.predict import predict
-from drumline.engine.process import explain_nondeterministic, no_collector, own_collector, process_settings
+from drumline.engine.process import (
+    expandable_segments,
+    explain_nondeterministic,
+    no_collector,
+    own_collector,
+    process_settings,
+)
 from drumline.engine.records import Result, StepInfo
 from drumline.engine.run import Run
 from drumline.engine.start import Parts, start_run
@@ -113,7 +119,10 @@ class Trainer:
 
     @property
     def model(self) -> nn.Module:
-        """The bare model; calling it never takes part in a collective."""
+        """The bare model; calling it never takes part in a collective. Under fsdp it holds shards, and cannot be called.
+
+        Under data_parallel it is the first replica.
+        """
         return self._parts.model
 
     @property
@@ -220,8 +229,10 @@ class Trainer:
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         """What everything that uses the device runs in: a failure is one of all ranks, settings are put back."""
-        with failing_together(lambda: self._started, self._forget):
-            plan, train = self._run.plan, self._parts.config.train
+        hardware, train = self._parts.config.hardware, self._parts.config.train
+        segments = expandable_segments(hardware.expandable_segments and hardware.device != "cpu")
+        with failing_together(lambda: self._started, self._forget), segments:
+            plan = self._run.plan
             with process_settings(plan.precision, train.deterministic), explain_nondeterministic():
                 yield
 

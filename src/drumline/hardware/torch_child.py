@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # Each question stands alone: a build without CUDA lacks some of them.
@@ -46,8 +47,16 @@ json.dump({
 
 def ask_torch(limit_s: float = 120.0, script: str = SCRIPT) -> dict[str, Any]:
     """Torch's build, libraries and devices as torch sees them; {"error": why} where the child fails or is too slow."""
-    command = [sys.executable, "-c", script]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return ask_child(["-c", script], limit_s)
+
+
+def ask_child(arguments: Sequence[str], limit_s: float, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The last line that Python prints with these arguments, as JSON; {"error": why} where it fails or is too slow.
+
+    environ: of the child; None: this process's own.
+    """
+    command = [sys.executable, *arguments]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ)
     try:
         answer, complaint = child.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:

@@ -25,7 +25,7 @@ class LaunchSpec:
     args: tuple[str, ...] = ()
     """sys.argv[1:] of a script or module."""
     gpus: tuple[str, ...] | None = None
-    """UUIDs for CUDA_VISIBLE_DEVICES, one a worker; () hides every GPU; None leaves the variable alone."""
+    """UUIDs for CUDA_VISIBLE_DEVICES, one a worker, or several of one's; () hides every GPU; None leaves it alone."""
     failure_grace_s: float = 5.0
     """How long the other ranks may take to end by themselves once one has failed."""
     stop_grace_s: float = 30.0

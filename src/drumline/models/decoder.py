@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from drumline.config.model import DecoderModel
 from drumline.errors import ConfigError, ValueRangeError
 from drumline.models.attention import Attention, RotaryPositions, Rotation
+from drumline.models.chunked_loss import SummedLoss, chunked_cross_entropy
 
 INIT_STD = 0.02
 """Standard deviation of fresh weights (Radford et al. 2019)."""
@@ -105,7 +106,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A causal language model; `forward` maps token ids [B, T] to logits [B, T, vocab_size]."""
+    """A causal language model; `forward` maps token ids [B, T] to logits [B, T, vocab_size], or to a loss."""
 
     def __init__(self, shape: DecoderShape) -> None:
         super().__init__()
@@ -136,8 +137,12 @@ class Decoder(nn.Module):
             elif isinstance(module, nn.LayerNorm | nn.RMSNorm | RotaryPositions):
                 module.reset_parameters()
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """Logits of the next token at each position; raises ValueRangeError for rows longer than the context."""
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> Tensor | SummedLoss:
+        """Logits of the next token at each position; raises ValueRangeError for rows longer than the context.
+
+        With labels [B, T], of which -100 do not count: the cross-entropy instead, without all logits in memory. It is
+        computed in here, where a strategy that shards the model has the output layer's weight whole.
+        """
         length = input_ids.shape[1]
         if length > self.shape.context:
             raise ValueRangeError(
@@ -152,6 +157,8 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x = block(x, rotation)
         x = self.norm(x)
+        if labels is not None:
+            return chunked_cross_entropy(x, self.tokens.weight if self.head is None else self.head.weight, labels)
         return F.linear(x, self.tokens.weight) if self.head is None else self.head(x)
 
 

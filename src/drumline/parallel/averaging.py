@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from drumline.config.train import AveragingConfig
 from drumline.errors import ConfigError
+from drumline.parallel.update import local_part
 
 
 class Average:
@@ -46,7 +47,8 @@ class Average:
             )
         self._model = model
         persistent = set(model.state_dict(keep_vars=True))
-        self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        # Of a sharded one this rank's part, which averages like the whole.
+        self._parameters = {name: local_part(p) for name, p in model.named_parameters() if p.requires_grad}
         self._buffers = [name for name, _ in model.named_buffers() if name in persistent]
         with torch.no_grad():
             self._averages = {name: wide_copy(value) for name, value in self._values().items()}

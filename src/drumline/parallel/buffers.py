@@ -39,4 +39,4 @@ class Buffers:
     def take_back_unless(self, applied: Tensor) -> None:
         """Undo it if `applied`, a scalar on the device, is 0.0; nobody waits for it."""
         for buffer, kept in zip(self._current(), self._kept, strict=True):
-            buffer.copy_(torch.where(applied > 0, buffer, kept))
+            buffer.copy_(torch.where(applied.to(buffer.device) > 0, buffer, kept))

@@ -2,8 +2,9 @@
 
 # No postponed annotations here: torch compares those of a communication hook as objects.
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drumline.config.parallel import DdpParallel
 from drumline.errors import DrumlineError
+from drumline.parallel.compression import Wire, make_wire
 from drumline.parallel.compute import Compute
 from drumline.parallel.groups import Groups
 from drumline.parallel.objective import add_sums, preserved, run_pass
 from drumline.parallel.single import Part, Single
-from drumline.parallel.strategy import Learner, Loss, MakeAverage, MicroBatch, Notes, Scale, Sums
+from drumline.parallel.strategy import Learner, Loss, MakeAverage, MicroBatch, Notes, Outcome, Scale, Sums
 
 BUFFER_BUCKET_BYTES = 250 * 2**20
 """Most bytes of buffers in one broadcast, as in DistributedDataParallel."""
@@ -30,8 +32,8 @@ REDUCED_TWICE = "mark a variable ready only once"
 class Reduction:
     """What the communication hook knows of a backward pass."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
         self.whole = False
         """Whether the last bucket was sent; torch sends them in order."""
         self.squares: list[Tensor] | None = None
@@ -47,14 +49,7 @@ def sum_bucket(reduction: Reduction, bucket: dist.GradBucket) -> torch.futures.F
     reduction.whole = reduction.whole or bucket.is_last()
     if reduction.squares is not None:
         reduction.squares.append(torch.linalg.vector_norm(bucket.buffer()).double().square())
-    work = dist.all_reduce(bucket.buffer(), group=reduction.group, async_op=True)
-    reduced: torch.futures.Future[Tensor] = work.get_future().then(first_value)
-    return reduced
-
-
-def first_value(future: torch.futures.Future[list[Tensor]]) -> Tensor:
-    """The reduced bucket out of a collective's future."""
-    return future.value()[0]
+    return reduction.wire.sum(bucket)
 
 
 @dataclass
@@ -92,6 +87,7 @@ class Ddp(Single):
         self._group: dist.ProcessGroup = groups.train
         self._side = groups.side
         self._settings = settings
+        self._graphs = graphs_of(compute, settings)
         self._replicas: dict[str, Replica] = {}
 
     def setup(self, model: nn.Module, learners: Mapping[str, Learner], average: MakeAverage | None = None) -> None:
@@ -121,7 +117,8 @@ class Ddp(Single):
         # torch 2.13 has a new name for it and warns about the old one.
         known = inspect.signature(DistributedDataParallel.__init__).parameters
         options["forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"] = False
-        replica = Replica(part, DistributedDataParallel(part.objective, **options), Reduction(self._group))
+        wire = make_wire(settings, self._group, self.device, part.trainable)
+        replica = Replica(part, DistributedDataParallel(part.objective, **options), Reduction(wire))
         replica.wrapped.register_comm_hook(replica.reduction, sum_bucket)
         return replica
 
@@ -169,7 +166,7 @@ class Ddp(Single):
         replica.reduction.whole = False
         precision = replica.part.precision
         try:
-            with self._lone_sample(micro_batch):
+            with self._lone_sample(micro_batch), self._graphs():
                 target, loss = run_pass(replica.wrapped, micro_batch, scale, precision, self.device)
             if synchronise:
                 self._complete(replica, target)
@@ -185,10 +182,13 @@ class Ddp(Single):
     def _lay_out(self, replica: Replica, micro_batch: MicroBatch) -> None:
         """Run one pass that leaves no trace: torch orders its buckets by the first backward it sees.
 
-        Without it, fresh and resumed runs would add gradients in different orders.
+        Without it, fresh and resumed runs would add gradients in different orders. Compression takes no part in it.
         """
+        reduction = replica.reduction
+        wire, reduction.wire = reduction.wire, Wire(self._group)
         with preserved(self._model, self.device):
             self._run(replica, micro_batch, Scale(0.0, 0.0), synchronise=True)
+        reduction.wire = wire
         replica.part.update.clear()
         replica.laid_out = True
 
@@ -215,6 +215,25 @@ class Ddp(Single):
                 "re-entrant checkpointing hides parameters: call torch.utils.checkpoint with use_reentrant=False",
             )
 
+    def timed_pass(self, micro_batch: MicroBatch) -> float:
+        """Seconds that a forward and a backward pass of every learner take on this rank alone; the host waits for it.
+
+        No gradient stays; buffers and random streams move as in training.
+        """
+        self._wait()
+        began = time.perf_counter()
+        for part in self._parts.values():
+            with self._alone(part):
+                self._pass(part, micro_batch, Scale(0.0, 0.0))  # not through the wrapper, which would reduce
+            part.update.clear()
+        self._wait()
+        return time.perf_counter() - began
+
+    def _wait(self) -> None:
+        """Let the host wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def notes(self, name: str) -> Notes:
         """Names of the parameters that this rank did not use in the window, or that it had no rows of its own."""
         replica = self._replicas[name]
@@ -229,10 +248,38 @@ class Ddp(Single):
             self._settle()
             yield
 
+    def step(self, name: str, max_norm: float | None) -> Outcome:
+        """Single's; what compression left out of a skipped window's gradient is forgotten with it."""
+        part, wire = self._replicas[name].part, self._replicas[name].reduction.wire
+        before = unit_of(part)
+        before = before.clone() if isinstance(before, Tensor) else before
+        outcome = super().step(name, max_norm)
+        if part.skippable:
+            wire.settle(outcome.applied, unit_of(part) / before)
+        return outcome
+
+    def discard(self, name: str) -> None:
+        """Drop what the window did."""
+        super().discard(name)
+        self._replicas[name].reduction.wire.take_back()
+
     def state(self) -> dict[str, Any]:
-        """Single's, with rank 0's buffers on all ranks."""
+        """Single's, with rank 0's buffers on all ranks, and what compression carries from window to window."""
         self._settle()
-        return super().state()
+        state = super().state()
+        for name, replica in self._replicas.items():
+            compression = replica.reduction.wire.state(unit_of(replica.part))
+            if compression is not None:
+                state["learners"][name]["compression"] = compression
+        return state
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Single's; compression that was not saved begins anew."""
+        super().load(state)
+        for name, replica in self._replicas.items():
+            compression = state["learners"][name].get("compression")
+            if compression is not None:
+                replica.reduction.wire.load(compression, unit_of(replica.part))
 
     def _settle(self) -> None:
         """Give every rank rank 0's buffers, where that does not happen after each window."""
@@ -245,6 +292,33 @@ class Ddp(Single):
         self._replicas = {}
         self._group = None  # type: ignore[assignment]
         super().close()
+
+
+def graphs_of(compute: Compute, settings: DdpParallel) -> Callable[[], AbstractContextManager[None]]:
+    """The context of a pass that may compile: does torch cut the graph where buckets end, as it does by itself?
+
+    Uncut, a compiled graph gives all its gradients at its end, and nothing is reduced beside it. Compiled blocks are
+    cut already. torch cuts behind the first MiB, so it cannot where buckets are smaller.
+    """
+    cuts = settings.cut_graphs and settings.bucket_mb * 2**20 >= dist._DEFAULT_FIRST_BUCKET_BYTES
+    return one_graph if compute.compile == "blocks" or (compute.compile == "whole" and not cuts) else nullcontext
+
+
+@contextmanager
+def one_graph() -> Iterator[None]:
+    """Inside, torch.compile does not cut graphs for DistributedDataParallel."""
+    import torch._dynamo.config as dynamo  # slow to import, and not needed where nothing is compiled
+
+    before, dynamo.optimize_ddp = dynamo.optimize_ddp, False
+    try:
+        yield
+    finally:
+        dynamo.optimize_ddp = before
+
+
+def unit_of(part: Part) -> Tensor | float:
+    """What one gradient is multiplied by: the loss scale, where there is one."""
+    return 1.0 if part.precision.loss_scale is None else part.precision.loss_scale.scale
 
 
 def parameters_of_graph(target: Tensor) -> set[int]:

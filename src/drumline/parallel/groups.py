@@ -6,7 +6,7 @@ import logging
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -41,6 +41,26 @@ class Groups:
     side: SideChannel
     train: dist.ProcessGroup | None
     owns_default: bool
+    timeout_s: float = 600.0
+    parts: list[dist.ProcessGroup] = field(default_factory=list)
+    """Groups of some ranks only, taken down with `train`."""
+
+    def split(self, size: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+        """Two groups of this rank: those with its place in other blocks of `size` neighbours, and its own block.
+
+        All ranks call it. `size` divides their number.
+        """
+        assert self.train is not None and self.world.size % size == 0
+        ranks = torch.arange(self.world.size).view(-1, size)
+        mine: list[dist.ProcessGroup] = []
+        for rows in (ranks.T, ranks):
+            for row in rows.tolist():
+                # By all ranks in the same order, as new_group wants it.
+                made = dist.new_group(row, timedelta(seconds=self.timeout_s), dist.get_backend(self.train))
+                if self.world.rank in row:
+                    mine.append(made)
+        self.parts += mine
+        return mine[0], mine[1]
 
     def close(self) -> None:
         """Take down what was opened here, with the other ranks; PeerFailed where one of them fails meanwhile."""
@@ -53,7 +73,8 @@ class Groups:
     def abort(self) -> None:
         """Take down what was opened here after a failure; the other ranks only get the time to read why."""
         if self.train is not None and self.device.type == "cuda":
-            dist.distributed_c10d._abort_process_group(self.train)
+            for group in (*self.parts, self.train):
+                dist.distributed_c10d._abort_process_group(group)
         self._destroy()
         try:
             self.side.leave(READ_S, failed=True)
@@ -62,18 +83,24 @@ class Groups:
 
     def _destroy(self) -> None:
         train, self.train = self.train, None
+        parts, self.parts = self.parts, []
         if train is not None and dist.is_initialized():
-            dist.destroy_process_group(None if self.owns_default else train)
+            for group in [None] if self.owns_default else [*parts, train]:
+                dist.destroy_process_group(group)
 
 
-def bind_device(world: World, device_type: str, memory_fraction: float = 1.0) -> torch.device:
-    """Take this process's device, before anything else can touch a GPU (every rank on GPU 0: pytorch #23138)."""
+def bind_device(world: World, device_type: str, memory_fraction: float = 1.0, num_gpus: int = 1) -> torch.device:
+    """Take this process's device, before anything else can touch a GPU (every rank on GPU 0: pytorch #23138).
+
+    num_gpus: it and those after it may each be filled up to `memory_fraction`.
+    """
     if device_type == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     if memory_fraction < 1:
-        torch.cuda.set_per_process_memory_fraction(memory_fraction, device)
+        for index in range(device.index, device.index + num_gpus):
+            torch.cuda.set_per_process_memory_fraction(memory_fraction, index)
     return device
 
 
@@ -111,7 +138,7 @@ def open_groups(world: World, device: torch.device, backend: str, timeout_s: flo
         side = StoreChannel(store, world.rank, world.size, timeout_s)
         side.exchange("start")
     _meetings[key] += 1
-    groups = Groups(world, device, side, None, owns_default)
+    groups = Groups(world, device, side, None, owns_default, timeout_s)
     try:
         groups.train = dist.new_group(backend=backend, timeout=limit)
         check_group(groups.train, world, device)

@@ -15,6 +15,7 @@ from drumline.parallel.averaging import Average
 from drumline.parallel.batch_norm import has_batch_norm, single_sample
 from drumline.parallel.buffers import Buffers
 from drumline.parallel.compute import Compute
+from drumline.parallel.materialise import materialise, seeds_of
 from drumline.parallel.noise import Noise, squared_norm
 from drumline.parallel.objective import Objective, add_sums, run_pass, to_device
 from drumline.parallel.precision import Precision
@@ -26,6 +27,7 @@ from drumline.parallel.strategy import (
     MicroBatch,
     Notes,
     Outcome,
+    Rates,
     Scale,
     Sums,
     T,
@@ -55,6 +57,9 @@ class Part:
 class Single:
     """Runs windows on one device without any communication."""
 
+    _share_of = "rank"
+    """What each of those that share a window is called."""
+
     def __init__(
         self,
         device: torch.device,
@@ -78,22 +83,21 @@ class Single:
         self._model = self._place(model)
         self._has_batch_norm = has_batch_norm(self._model)
         self._buffers = Buffers(self._model)
-        optimizers = {name: learner.make_optimizer(self._model) for name, learner in learners.items()}
+        optimizers = {name: self._make_optimizer(learner) for name, learner in learners.items()}
         wants = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         for name, trainable in owned_by(optimizers, wants).items():
             task, _, rates = learners[name]
             objective = Objective(self._model, task)
-            if self._compute.compile == "whole":
-                objective.compile()
+            self._compute.compile_objective(objective)
             precision = Precision(self._compute.precision, self.device)
             self._parts[name] = Part(
                 name,
                 objective,
                 precision,
-                Update(optimizers[name], rates, precision.loss_scale),
+                self._make_update(optimizers[name], rates, precision),
                 trainable,
                 others=[p for other, p in wants.items() if other not in trainable],
-                unused=Unused(self._rank),
+                unused=Unused(self._rank, self._share_of),
                 noise=Noise() if self._gradient_noise else None,
                 skippable=rates.skippable,
             )
@@ -105,9 +109,18 @@ class Single:
 
     def _place(self, model: nn.Module) -> nn.Module:
         """The model where it trains, computed as the settings say, before the optimizers are made."""
+        materialise(model, self.device, seeds_of(model, torch.initial_seed()), {})
         model = model.to(self.device)
         self._compute.apply(model)
         return model
+
+    def _make_optimizer(self, learner: Learner) -> torch.optim.Optimizer:
+        """The learner's optimizer, on the model where it trains."""
+        return learner.make_optimizer(self._model)
+
+    def _make_update(self, optimizer: torch.optim.Optimizer, rates: Rates, precision: Precision) -> Update:
+        """What turns gradients into its steps."""
+        return Update(optimizer, rates, precision.loss_scale)
 
     def _wrap_parts(self) -> None:
         """Put wrappers around the objectives, before the average takes the weights."""
@@ -145,13 +158,17 @@ class Single:
             part.noise.begin()
         with self._alone(part):
             for i, micro_batch in enumerate(micro_batches):
-                with self._lone_sample(micro_batch):
-                    _, loss = run_pass(part.objective, micro_batch, scale, part.precision, self.device)
-                add_sums(sums, loss, micro_batch, name)
+                add_sums(sums, self._pass(part, micro_batch, scale), micro_batch, name)
                 if part.noise is not None and i == 0:
                     self._take_noise(part, micro_batch, scale)
         part.windows += 1
         return sums
+
+    def _pass(self, part: Part, micro_batch: MicroBatch, scale: Scale) -> Loss:
+        """Forward and backward of one micro-batch."""
+        with self._lone_sample(micro_batch):
+            _, loss = run_pass(part.objective, micro_batch, scale, part.precision, self.device)
+        return loss
 
     def _take_noise(self, part: Part, micro_batch: MicroBatch, scale: Scale, square: Tensor | None = None) -> None:
         """Keep the squared norm of what the gradients are now, or `square`."""
@@ -206,6 +223,7 @@ class Single:
 
     def run(self, micro_batch: MicroBatch, function: Callable[[nn.Module, Batch], T]) -> T:
         """function(model, batch on the device) without gradient."""
+        self._compute.begin_pass()
         with torch.no_grad(), self._parts[self._first].precision.autocast():
             return function(self._model, to_device(micro_batch.batch, self.device))
 

@@ -200,5 +200,5 @@ class Strategy(Protocol):
         ...
 
     def close(self) -> None:
-        """Drop wrappers and references; the bare model stays usable."""
+        """Drop wrappers and references; the bare model stays usable, but under fsdp, where it stays sharded."""
         ...

@@ -12,8 +12,10 @@ logger = logging.getLogger("drumline")
 class Unused:
     """Keeps count of parameters without gradient; rank 0 warns of each the first time."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, noun: str = "rank") -> None:
+        """noun: what each of those that share a window is called."""
         self._rank = rank
+        self._noun = noun
         self._windows: Counter[str] = Counter()
 
     def heed(self, notes: Sequence[Mapping[str, Sequence[str]]], update: int) -> list[str]:
@@ -29,7 +31,9 @@ class Unused:
         new = {name: ranks for name, ranks in by_name.items() if name not in self._windows}
         self._windows.update(by_name)
         if new and self._rank == 0:
-            listed = ", ".join(f"{name} ({describe(ranks, num_working, len(notes))})" for name, ranks in new.items())
+            listed = ", ".join(
+                f"{name} ({describe(ranks, num_working, len(notes), self._noun)})" for name, ranks in new.items()
+            )
             logger.warning("no gradient in update %d for: %s; freeze what is not to be trained", update, listed)
         return [name for name, ranks in by_name.items() if len(ranks) == num_working]
 
@@ -40,8 +44,8 @@ class Unused:
             logger.info("updates without gradient: %s", counts)
 
 
-def describe(ranks: Sequence[int], num_working: int, world_size: int) -> str:
+def describe(ranks: Sequence[int], num_working: int, world_size: int, noun: str = "rank") -> str:
     """Say on which ranks; a lone process has none to tell apart."""
     if world_size == 1:
         return "not used"
-    return "on all ranks" if len(ranks) == num_working else f"on rank {', '.join(map(str, ranks))} only"
+    return f"on all {noun}s" if len(ranks) == num_working else f"on {noun} {', '.join(map(str, ranks))} only"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,10 @@ CLIP_EPSILON = 1e-6
 """Added to the norm before dividing, as torch.nn.utils.clip_grad_norm_ does."""
 
 
+Norm = Callable[[list[Tensor]], Tensor]
+"""From the gradients that a process holds to their global norm, a scalar on their device, equal on all ranks."""
+
+
 class Update:
     """Unscales, clips and steps. Learning rates count completed updates.
 
@@ -24,14 +28,21 @@ class Update:
     skip a window later. Every other optimizer makes the host wait for the norm: it must not step on NaN.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, rates: Rates, loss_scale: LossScale | None) -> None:
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        rates: Rates,
+        loss_scale: LossScale | None,
+        norm: Norm | None = None,
+    ) -> None:
+        """norm: where gradients are sharded; none: each process holds all of them."""
         self.optimizer = optimizer
         self._rates = rates
         self._loss_scale = loss_scale
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._device = self._parameters[0].device
         kinds = {(p.device, p.dtype) for p in self._parameters}
-        self._alike = len(kinds) == 1
+        self._norm = norm or (total_norm if len(kinds) == 1 else mixed_norm)
         self._scheduler = None if rates.make_scheduler is None else rates.make_scheduler(optimizer)
         self._bases = [float(group["lr"]) for group in optimizer.param_groups]
         self._fused = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
@@ -62,8 +73,8 @@ class Update:
 
     def apply(self, max_norm: float | None) -> Outcome:
         """Run one update; gradients hold the window's sum (times the loss scale) and are cleared."""
-        gradients = [p.grad for p in self._parameters if p.grad is not None]
-        norm = total_norm(gradients) if self._alike and gradients else nn.utils.get_total_norm(gradients, foreach=True)
+        gradients = [local_part(p.grad) for p in self._parameters if p.grad is not None]
+        norm = self._norm(gradients)
         # Unscaling and clipping are one division.
         divisor = None
         if self._loss_scale is not None:
@@ -172,11 +183,24 @@ class Update:
             self._loss_scale.load(state["loss_scale"])
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a DTensor; any other tensor itself."""
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
+def mixed_norm(gradients: list[Tensor]) -> Tensor:
+    """The norm of all of them as one vector, a scalar, whatever their devices and types."""
+    return nn.utils.get_total_norm(gradients, foreach=True)
+
+
 def total_norm(gradients: list[Tensor]) -> Tensor:
     """The norm of all of them as one vector, a scalar; they are of one device and type.
 
     As torch's get_total_norm, without its sorting by device and type, and at least in float32.
     """
+    if not gradients:
+        return mixed_norm(gradients)
     dtype = torch.promote_types(gradients[0].dtype, torch.float32)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2, dtype=dtype)))
     return norm

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from drumline.config.parallel import DataParallel
 from drumline.config.problem import Problem
 from drumline.config.schema import HardwareConfig, RunConfig
 from drumline.errors import HardwareError
@@ -34,9 +35,11 @@ class Devices:
 
     device: str
     gpus: tuple[Gpu, ...]
-    """One a local process; empty on CPU."""
+    """One a local process, under data_parallel all of them one process's; empty on CPU."""
     size: int
     local_size: int
+    num_shards: int
+    """Over all processes."""
     reasons: dict[str, str]
 
 
@@ -48,14 +51,18 @@ def choose_devices(config: RunConfig, hardware: Hardware, world: StartedWorld | 
     if device == "cuda" and not problems:
         problems = _number_problems(gpus, world)
     size, local_size, why_size = _size(config, gpus, world)
-    used = gpus[:local_size]
+    replicated = isinstance(config.parallel, DataParallel)
+    used = gpus if replicated else gpus[:local_size]
+    num_shards, why_shards = _shards(config, used, size)
     names = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in used)
+    each = "a replica each" if replicated else "one a process"
     reasons = {
         "device": why_device,
-        "gpus": f"{names}: one a process, by UUID" if used else "the CPU needs none",
-        "world_size": why_size + _idle_gpus(hardware, used, world),
+        "gpus": f"{names}: {each}, by UUID" if used else "the CPU needs none",
+        "world_size": why_size + ("" if replicated else _idle_gpus(hardware, used, world)),
+        "num_shards": why_shards,
     }
-    return Devices(device, used, size, local_size, reasons), problems
+    return Devices(device, used, size, local_size, num_shards, reasons), problems
 
 
 def _problem(field: str, what: str, fix: str) -> Problem:
@@ -101,11 +108,22 @@ def _size(config: RunConfig, gpus: tuple[Gpu, ...], world: StartedWorld | None) 
         return world.size, world.local_size, f"{world.source} started {world.size}, {world.local_size} on this machine"
     if asked is not None and not gpus:
         return asked, asked, f"hardware.num_processes asks for {asked}"
-    if config.parallel.kind == "single":
-        return 1, 1, "parallel.kind is single: one process"
+    if config.parallel.kind in ("single", "data_parallel"):
+        return 1, 1, f"parallel.kind is {config.parallel.kind}: one process"
     if gpus:
         return len(gpus), len(gpus), f"one process a GPU, {count(len(gpus), 'GPU')}"
     return 1, 1, "one process, as hardware.num_processes does not ask for more on the CPU"
+
+
+def _shards(config: RunConfig, used: tuple[Gpu, ...], size: int) -> tuple[int, str]:
+    if not isinstance(config.parallel, DataParallel):
+        return size, "one a process"
+    if used:
+        return len(used), f"a replica a GPU, {count(len(used), 'GPU')}, all in one process"
+    replicas = config.parallel.replicas
+    if replicas is None:
+        return 1, "one replica, as parallel.replicas does not ask for more on the CPU"
+    return replicas, f"parallel.replicas asks for {replicas}, which take turns on the CPU"
 
 
 def _idle_gpus(hardware: Hardware, used: tuple[Gpu, ...], world: StartedWorld | None) -> str:

@@ -15,13 +15,13 @@ class Plan:
     device: str
     """cuda or cpu."""
     gpus: tuple[str, ...]
-    """UUIDs of this machine's GPUs that the run uses, one a local worker; empty on CPU."""
+    """UUIDs of this machine's GPUs that the run uses, one a local worker, or all of one worker; empty on CPU."""
     world_size: int
     """Processes over all machines."""
     num_shards: int
     """Shards that each update's samples are divided into: one a process, under data_parallel one a replica."""
     backend: str
-    """nccl, gloo, or none for a world of one."""
+    """nccl or gloo between processes; none where there is one."""
     global_batch: int
     """Samples an update, over everything."""
     micro_batch: int
@@ -36,6 +36,8 @@ class Plan:
     """Updates of the whole run; None until the number of rows is known."""
     steps_per_epoch: int | None
     """Updates an epoch; None until the number of rows is known."""
+    memory_bytes: int | None = field(default=None, kw_only=True)
+    """What training takes of each device, by arithmetic; None where not known."""
     reasons: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

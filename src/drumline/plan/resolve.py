@@ -11,6 +11,8 @@ from drumline.config.train import TrainConfig
 from drumline.errors import DataError
 from drumline.hardware.records import Hardware
 from drumline.plan.devices import Devices, StartedWorld, choose_devices, count
+from drumline.plan.kind import choose_kind
+from drumline.plan.memory import ModelFacts
 from drumline.plan.record import Plan
 from drumline.plan.rules import AMPERE, config_problems, machine_problems, warm_up_problems
 
@@ -19,13 +21,17 @@ MOST_LOADER_WORKERS = 4
 
 
 def resolve(
-    config: RunConfig, hardware: Hardware, world: StartedWorld | None = None, num_rows: int | None = None
+    config: RunConfig,
+    hardware: Hardware,
+    world: StartedWorld | None = None,
+    num_rows: int | None = None,
+    facts: ModelFacts | None = None,
 ) -> Plan:
     """Decide how a run is done on this machine.
 
     world: the processes that were started; None asks what a launcher should start here. num_rows: rows of the training
-    set, None while it is not known. Raises ConfigError that lists everything that cannot be meant, and DataError for a
-    training set without rows.
+    set, None while it is not known. facts: of the model, by which auto chooses; None while they are not known. Raises
+    ConfigError that lists everything that cannot be meant, and DataError for a training set without rows.
     """
     if num_rows == 0:
         raise DataError("the training set is empty: there is nothing to learn from", "check data.train, or its filter")
@@ -33,10 +39,10 @@ def resolve(
     problems += [*config_problems(config), *machine_problems(config, devices, world)]
     if problems:
         raise refuse(problems)
-    kind, why_kind = _kind(config, devices)
-    backend, why_backend = _backend(config, devices, kind)
-    batch = _batch(config.train, devices.size)
+    batch = _batch(config.train, devices.num_shards)
     precision, why_precision = _precision(config.train, devices)
+    chosen = choose_kind(config, devices, precision, batch.micro_batch, facts)
+    backend, why_backend = _backend(config, devices, chosen.kind)
     num_workers, why_workers = _loader_workers(config, hardware, devices)
     if num_rows is None and isinstance(config.data, RandomTokens):
         num_rows = config.data.num_rows
@@ -45,47 +51,38 @@ def resolve(
     if problems:
         raise refuse(problems)
     return Plan(
-        kind=kind,
+        kind=chosen.kind,
         device=devices.device,
         gpus=tuple(gpu.uuid for gpu in devices.gpus),
         world_size=devices.size,
-        num_shards=devices.size,
+        num_shards=devices.num_shards,
         backend=backend,
         global_batch=batch.global_batch,
         micro_batch=batch.micro_batch,
         accumulation=batch.accumulation,
         precision=precision,
         num_workers=num_workers,
+        memory_bytes=chosen.memory_bytes,
         steps=length.steps,
         steps_per_epoch=length.steps_per_epoch,
         reasons={
-            "kind": why_kind,
+            "kind": chosen.why,
             **devices.reasons,
-            "num_shards": "one a process",
             "backend": why_backend,
             **batch.reasons,
             "precision": why_precision,
             "num_workers": why_workers,
+            "memory_bytes": chosen.why_memory,
             **length.reasons,
         },
     )
 
 
-def _kind(config: RunConfig, devices: Devices) -> tuple[str, str]:
-    kind = config.parallel.kind
-    if kind == "auto" and devices.size == 1:
-        return "single", "auto: one process has nobody to share with"
-    if kind == "auto":
-        return "ddp", f"auto: {devices.size} processes, each with the whole model, share every update"
-    alone = (
-        ", though there is one process: it computes what single would" if kind == "ddp" and devices.size == 1 else ""
-    )
-    return kind, f"parallel.kind asks for {kind}{alone}"
-
-
 def _backend(config: RunConfig, devices: Devices, kind: str) -> tuple[str, str]:
     if kind == "single":
         return "none", "one process does not communicate"
+    if kind == "data_parallel":
+        return "none", "one process has nobody to meet; its replicas sum their gradients inside it"
     if config.parallel.backend != "auto":
         return config.parallel.backend, f"parallel.backend asks for {config.parallel.backend}"
     if devices.device == "cuda":
@@ -160,12 +157,15 @@ def _loader_workers(config: RunConfig, hardware: Hardware, devices: Devices) -> 
     asked = config.loader.num_workers
     if asked is not None:
         return asked, f"loader.num_workers asks for {asked}"
-    cores, local_size = hardware.host.cpu_cores, devices.local_size
-    there = f"{count(cores, 'core')} for {count(local_size, 'process')}"
-    if cores < 2 * local_size:
-        return 0, f"{there}: loader processes would take cores from training, so each process loads by itself"
-    workers = min(MOST_LOADER_WORKERS, cores // local_size - 1)
-    return workers, f"{there}: one is for training, of the others at most {MOST_LOADER_WORKERS} load"
+    # Replicas on GPUs run at the same time and read as much as processes would; on the CPU they take turns.
+    replicas = len(devices.gpus) if config.parallel.kind == "data_parallel" and devices.gpus else 1
+    cores, there = hardware.host.cpu_cores, devices.local_size * replicas
+    split = f"{count(cores, 'core')} for {count(there, 'process' if replicas == 1 else 'replica')}"
+    if cores < 2 * there:
+        return 0, f"{split}: loader processes would take cores from training, so each process loads by itself"
+    workers = min(MOST_LOADER_WORKERS, cores // there - 1)
+    each = "" if replicas == 1 else " for each"
+    return workers * replicas, f"{split}: one is for training, of the others at most {MOST_LOADER_WORKERS} load{each}"
 
 
 class _Length(NamedTuple):

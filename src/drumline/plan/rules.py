@@ -160,12 +160,14 @@ def _divisor(number: int, near: int) -> int:
 
 
 def _processes(config: RunConfig, devices: Devices, world: StartedWorld | None) -> Iterator[Problem]:
-    asked = config.hardware.num_processes
+    asked, kind = config.hardware.num_processes, config.parallel.kind
+    if kind == "data_parallel":
+        return  # parallel_problems says what it needs
     if world is not None and asked not in (None, world.local_size) and devices.device == "cpu":
         what = f"asks for {asked}, but {world.source} started {world.local_size} on this machine"
         fix = f"start it by: drumline launch script.py, or set hardware.num_processes to {world.local_size}"
         yield _problem("hardware.num_processes", what, fix)
-    if config.parallel.kind == "single" and devices.size > 1:
+    if kind == "single" and devices.size > 1:
         what = f"single is one process, and there are {devices.size} ({devices.reasons['world_size']})"
         yield _problem("parallel.kind", what, "set parallel.kind to auto or ddp, or start one process")
 
@@ -186,7 +188,7 @@ def _cpu(config: RunConfig, devices: Devices) -> Iterator[Problem]:
 
 
 def _gradient_noise(config: RunConfig, devices: Devices) -> Iterator[Problem]:
-    """The noise is told from the gradients of two batch sizes; one process with one micro-batch has a single one."""
+    """The noise is told from the gradients of two batch sizes; one shard with one micro-batch has a single one."""
     train = config.train
     if train.batch_size_per_gpu is not None:
         several = (train.gradient_accumulation_steps or 1) > 1
@@ -194,7 +196,7 @@ def _gradient_noise(config: RunConfig, devices: Devices) -> Iterator[Problem]:
         several = False
     else:
         several = train.micro_batch < train.global_batch
-    if config.track.gradient_noise and devices.size == 1 and not several:
+    if config.track.gradient_noise and devices.num_shards == 1 and not several:
         what = "compares two batch sizes, and here one process computes each update in one micro-batch"
         fix = "set train.micro_batch to at most half of train.global_batch, or leave it off"
         yield _problem("track.gradient_noise", what, fix)

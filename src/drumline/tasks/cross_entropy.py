@@ -28,7 +28,12 @@ def summed_cross_entropy(scores: Tensor, labels: Tensor, label_smoothing: float 
 
 def hits(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """(labels whose score is the highest, labels that count), as a Loss has its metrics."""
-    return (scores.argmax(-1) == labels).sum(), (labels != IGNORED).sum()
+    return (scores.argmax(-1) == labels).sum(), counted(labels)
+
+
+def counted(labels: Tensor) -> Tensor:
+    """How many labels count, a scalar."""
+    return (labels != IGNORED).sum()
 
 
 def perplexity(means: Mapping[str, float]) -> dict[str, float]:

@@ -32,12 +32,14 @@ MAX_METRICS = 8
 
 
 def describe(plan: Plan, total_steps: int | None) -> str:
-    """The plan's main facts in one line; a batch is written as processes x samples x passes."""
+    """The plan's main facts in one line; a batch is written as shards x samples x passes."""
     processes = f"{plan.world_size} process{'es' if plan.world_size > 1 else ''} on {plan.device}, {plan.kind}"
-    parts = f"{plan.world_size} x {plan.micro_batch}" + (
+    if plan.kind == "data_parallel":
+        processes += f" with {plan.num_shards} replica{'s' if plan.num_shards > 1 else ''}"
+    parts = f"{plan.num_shards} x {plan.micro_batch}" + (
         f" x {plan.accumulation} passes" if plan.accumulation > 1 else ""
     )
-    exact = plan.world_size * plan.micro_batch * plan.accumulation == plan.global_batch
+    exact = plan.num_shards * plan.micro_batch * plan.accumulation == plan.global_batch
     batch = (
         f"global batch {plan.global_batch} = {parts}" if exact else f"global batch {plan.global_batch}, up to {parts}"
     )

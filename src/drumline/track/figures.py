@@ -128,11 +128,14 @@ def from_zero(axes: Any, values: Floats) -> None:
 
 
 @contextmanager
-def figure(name: str, title: str, width: float = 5.8, panels: int = 1, below: int = 0) -> Iterator[tuple[Any, Finish]]:
+def figure(
+    name: str, title: str, width: float = 5.8, panels: int = 1, below: int = 0, across: str = "completed updates"
+) -> Iterator[tuple[Any, Finish]]:
     """Give axes and a function that turns them into the Plot; matplotlib's settings hold for this figure only.
 
     below: curves of the first panel that are named in a legend below the figure; 0: in the panel, where it has names.
-    Raises MissingExtra without matplotlib.
+    across: label of the x axis, which counts whole things unless it is logarithmic or has names. Raises MissingExtra
+    without matplotlib.
     """
     try:
         import matplotlib
@@ -154,9 +157,10 @@ def figure(name: str, title: str, width: float = 5.8, panels: int = 1, below: in
                 _dress(axes)
                 if label is not None:
                     axes.set_ylabel(label, color=MUTED, parse_math=False)
-            every[-1].set_xlabel("completed updates", color=MUTED)
-            every[-1].xaxis.set_major_formatter("{x:,.0f}")
-            every[-1].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 2.5, 5, 10]))
+            every[-1].set_xlabel(across, color=MUTED)
+            if every[-1].get_xscale() == "linear" and not has_names(every[-1]):
+                every[-1].xaxis.set_major_formatter("{x:,.0f}")
+                every[-1].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 2.5, 5, 10]))
             if not np.isfinite(values).any():
                 _say_empty(every, "no finite value was recorded" if len(values) else "nothing was recorded")
             elif every[0].get_legend_handles_labels()[1]:
@@ -184,7 +188,15 @@ def _dress(axes: Any) -> None:
     axes.tick_params(colors=MUTED, length=0)
     axes.tick_params(axis="x", length=3)
     axes.yaxis.get_offset_text().set_color(MUTED)
-    axes.set_xlim(left=0)
+    if axes.get_xscale() == "linear" and not has_names(axes):
+        axes.set_xlim(left=0)
+
+
+def has_names(axes: Any) -> bool:
+    """Whether names stand along the x axis, as below bars, in the place of numbers."""
+    from matplotlib.ticker import FixedLocator
+
+    return isinstance(axes.xaxis.get_major_locator(), FixedLocator)
 
 
 def _say_empty(every: Sequence[Any], text: str) -> None:

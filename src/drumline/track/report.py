@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from drumline.rundir import RunDir, read_json, read_lines, write_atomic
+from drumline.track.profile_page import SUMMARY
 from drumline.track.protocol import RECORD_KEYS
 from drumline.track.units import as_finite, as_float, highest
 
@@ -39,6 +40,8 @@ class RunRecords:
     evals: list[Record]
     events: list[Record]
     notes: list[str] = field(default_factory=list)
+    profile: Record = field(default_factory=dict)
+    """What train.profile saw; empty without it."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,7 @@ def read_run(run: Path) -> RunRecords:
         evals=[record for record in metrics if record.get("kind") == "eval"],
         events=_lines(paths.events, notes),
         notes=notes,
+        profile=_document(paths.profile / SUMMARY, notes),
     )
 
 

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from drumline.track.page import Row, document, escape, figures, section, table, tile
+from drumline.track.profile_page import profile_sections, verdict_of
 from drumline.track.report import Record, RunRecords, Summary
 from drumline.track.units import as_float, as_text, duration, leaves, plain, rate, size, span
 
@@ -32,12 +33,19 @@ def render_page(records: RunRecords, summary: Summary, svgs: Sequence[str]) -> s
         figures(svgs),
         section("Evaluations", _evaluations(records.evals, summary.best_eval_step)),
         section("Last log line", table(("", "value"), _values(last), keys=1)),
+        *_profile(records.profile),
         section("Plan", table(("", "value", "why"), _plan_rows(records.plan), keys=1)),
         section("Warnings and events", table(("time", "event", "rank", "message"), noted + events, keys=2)),
         section("Environment", table(("", "value"), facts, keys=1)),
         section("Config", f"<pre>{escape(records.config)}</pre>" if records.config else ""),
     ]
     return document(records.name, parts)
+
+
+def _profile(profile: Record) -> Iterator[str]:
+    if profile:
+        yield section(f"Bound by {profile.get('verdict', 'nothing known')}", verdict_of(profile))
+        yield from profile_sections(profile)
 
 
 def headlines(summary: Summary) -> Iterator[tuple[str, str, str]]:

@@ -14,6 +14,7 @@ from drumline.data.order import (
     epoch_order,
     epoch_windows,
     evaluation_batches,
+    weighted,
     window_rows,
 )
 
@@ -61,12 +62,46 @@ def check_window(window: Rows, by_shard: list[list[MicroRows]], micro: int) -> N
 
 def test_a_shard_without_rows_takes_part_once_on_the_first_shards_first_micro_batch() -> None:
     window = np.array([8, 6, 4])
-    first, *_, last = (window_rows(window, shard, 4, 1) for shard in range(4))
+    first, *_, last = (window_rows(window, Cut(3, 1, shard, 4)) for shard in range(4))
     assert [piece.rows.tolist() for piece in first] == [[8]]
     assert [(piece.rows.tolist(), piece.weight) for piece in last] == [([8], 0)]
-    stand_in = window_rows(np.arange(5), 7, 8, 2)
+    stand_in = window_rows(np.arange(5), Cut(5, 2, 7, 8))
     assert len(stand_in) == 1
     assert stand_in[0].weight == 0
+
+
+@pytest.mark.parametrize("weights", [(3.0, 1.0), (1.0, 1.0, 1.0), (0.1, 0.2, 0.7), (1e-9, 1.0, 1.0), (5.0,)])
+def test_weighted_cuts_in_proportion_to_less_than_a_row(weights: tuple[float, ...]) -> None:
+    for length in range(60):
+        ranges = weighted(length, weights)
+        assert [i for part in ranges for i in part] == list(range(length))
+        for part, weight in zip(ranges, weights, strict=True):
+            assert abs(len(part) - length * weight / sum(weights)) < 1
+        if len(set(weights)) == 1:
+            assert ranges == balanced(length, len(weights))
+
+
+def test_the_largest_remainder_gets_what_is_left_and_the_first_of_equals() -> None:
+    assert [len(part) for part in weighted(10, (3, 1))] == [8, 2]
+    assert [len(part) for part in weighted(10, (1, 1, 2))] == [3, 2, 5]
+    assert [len(part) for part in weighted(5, (10, 33, 57))] == [0, 2, 3]
+    assert weighted(7, (6.0, 2.0)) == weighted(7, (3.0, 1.0))
+
+
+@pytest.mark.parametrize("weights", [(3.0, 1.0), (1.0, 100.0)])
+def test_shards_of_unlike_shares_cover_an_epoch_in_windows_of_the_same_rows(weights: tuple[float, ...]) -> None:
+    order = epoch_order(21, 3, 0, shuffle=True)
+    shards = [list(epoch_windows(order, Cut(8, 2, shard, 2, weights))) for shard in range(2)]
+    for k, pair in enumerate(zip(*shards, strict=True)):
+        window = order[8 * k : 8 * k + 8]
+        trained = [piece.rows.tolist() for pieces in pair for piece in pieces if piece.weight]
+        assert [row for rows in trained for row in rows] == window.tolist()
+        assert max(map(len, trained)) <= 2
+        parts = weighted(len(window), weights)
+        for pieces, part in zip(pair, parts, strict=True):
+            if not part:  # takes part on a single row, though the other has many
+                first = next(window[each.start] for each in parts if each)
+                assert [(piece.rows.tolist(), piece.weight) for piece in pieces] == [([first], 0)]
 
 
 def test_windows_from_k_on_are_the_tail() -> None:

@@ -229,7 +229,7 @@ def test_strided_shards_of_shards_are_the_whole() -> None:
 
 
 def test_an_update_smaller_than_the_number_of_processes_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cannot be shared by 3 processes"):
+    with pytest.raises(ConfigError, match="cannot be divided into 3 shards"):
         StreamFeed(as_source(Numbers(range(9))), CountUnits(), LoaderOptions(), Cut(2, 2, 0, 3))
 
 

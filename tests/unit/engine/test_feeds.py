@@ -74,7 +74,7 @@ def test_a_feed_of_its_own_has_as_many_loader_processes_as_there_is_room_for(
 ) -> None:
     """Prediction makes one in the middle of a run."""
     monkeypatch.setattr(feeds, "space", lambda path: Space(free_kib << 10, free_kib << 10))
-    plan: Any = SimpleNamespace(global_batch=4, micro_batch=4, num_workers=2, device="cpu")
+    plan: Any = SimpleNamespace(global_batch=4, micro_batch=4, num_workers=2, num_shards=1, device="cpu")
     config = RunConfig(train=TrainConfig(global_batch=4))
     mine = psutil.Process()
     before = set(mine.children())

@@ -20,6 +20,7 @@ from drumline.engine.process import (
     COMPILER_CACHE,
     CUBLAS_WORKSPACE,
     collect_garbage,
+    expandable_segments,
     explain_nondeterministic,
     no_collector,
     nondeterministic,
@@ -257,3 +258,34 @@ def test_what_is_compiled_is_kept_where_a_restart_finds_it(own: str | None, monk
             assert COMPILER_CACHE in os.environ
         assert COMPILER_CACHE in os.environ
     assert os.environ.get(COMPILER_CACHE) == own
+
+
+@pytest.mark.parametrize(
+    ("given", "there", "wanted", "expected"),
+    [
+        ({}, True, True, ["expandable_segments:True", "expandable_segments:False"]),
+        (
+            {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:128"},
+            True,
+            True,
+            ["max_split_size_mb:128,expandable_segments:True", "max_split_size_mb:128,expandable_segments:False"],
+        ),
+        ({"PYTORCH_ALLOC_CONF": "expandable_segments:False"}, True, True, []),
+        ({}, True, False, []),
+        ({}, False, True, []),
+    ],
+)
+def test_segments_grow_inside_once(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], there: bool, wanted: bool, expected: list[str]
+) -> None:
+    told: list[str] = []
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", told.append)
+    with pytest.raises(KeyError), expandable_segments(wanted):
+        with expandable_segments(wanted):  # an evaluation inside it
+            assert told == expected[:1]
+        assert told == expected[:1]
+        raise KeyError("inside")
+    assert told == expected

@@ -16,6 +16,7 @@ from drumline.plan.schedule import lr_factor
 from tests.unit.plan.machines import h100s, machine, run, world
 
 CPU = machine()
+DATA_PARALLEL = {"parallel": {"kind": "data_parallel"}}
 
 
 def test_every_number_has_its_reason() -> None:
@@ -46,6 +47,10 @@ def test_the_same_question_has_the_same_answer() -> None:
         (h100s(4), {"parallel": {"backend": "gloo"}}, None, ("ddp", "cuda", 4, "gloo"), "4 GPUs"),
         (h100s(4), {"hardware": {"device": "cpu"}}, None, ("single", "cpu", 1, "none"), "on the CPU"),
         (h100s(4), {}, world(16, 4), ("ddp", "cuda", 16, "nccl"), "torch elastic started 16, 4 on this machine"),
+        (h100s(4), DATA_PARALLEL, None, ("data_parallel", "cuda", 1, "none"), "is data_parallel: one process"),
+        (h100s(4), DATA_PARALLEL, World(), ("data_parallel", "cuda", 1, "none"), "one process, started by python"),
+        (CPU, DATA_PARALLEL, None, ("data_parallel", "cpu", 1, "none"), "is data_parallel: one process"),
+        (CPU, {"parallel": {"kind": "fsdp"}}, world(2), ("fsdp", "cpu", 2, "gloo"), "torch elastic started 2"),
     ],
 )
 def test_devices_and_processes(
@@ -64,6 +69,42 @@ def test_gpus_are_named_by_uuid_one_a_local_process() -> None:
     assert resolve(run(), CPU).gpus == ()
 
 
+def test_data_parallel_has_a_shard_a_gpu_in_one_process() -> None:
+    plan = resolve(run(**DATA_PARALLEL), h100s(4), World())
+    assert (plan.num_shards, plan.world_size, plan.micro_batch) == (4, 1, 2)
+    assert plan.gpus == ("GPU-0000", "GPU-0001", "GPU-0002", "GPU-0003")
+    assert plan.reasons["num_shards"] == "a replica a GPU, 4 GPUs, all in one process"
+    assert "8 samples an update over 4 shards: 2 each" in plan.reasons["accumulation"]
+    assert "drumline launch" not in plan.reasons["world_size"]
+    named = resolve(run(**DATA_PARALLEL, hardware={"gpus": [3, 1]}), h100s(4))
+    assert (named.num_shards, named.gpus) == (2, ("GPU-0003", "GPU-0001"))
+    same = {"kind": "data_parallel", "replicas": 4}
+    assert resolve(run(parallel=same), h100s(4)).num_shards == 4, "as many as there are"
+
+
+def test_data_parallel_on_the_cpu_has_the_replicas_that_were_asked_for() -> None:
+    plan = resolve(run(parallel={"kind": "data_parallel", "replicas": 3}), CPU, World())
+    assert (plan.num_shards, plan.world_size, plan.gpus) == (3, 1, ())
+    assert "8 samples an update over 3 shards: 2 or 3 each" in plan.reasons["accumulation"]
+    assert resolve(run(**DATA_PARALLEL), CPU).num_shards == 1
+    per_gpu = {"global_batch": None, "batch_size_per_gpu": 4}
+    assert resolve(run(parallel={"kind": "data_parallel", "replicas": 3}, train=per_gpu), CPU).global_batch == 12
+
+
+def test_every_other_kind_has_a_shard_a_process() -> None:
+    assert resolve(run(), h100s(4), world(8, 4)).num_shards == 8
+    assert resolve(run(parallel={"kind": "fsdp"}), CPU, world(2)).num_shards == 2
+
+
+@pytest.mark.parametrize(("cores", "workers"), [(64, 16), (12, 8), (8, 4), (7, 0)])
+def test_loader_workers_of_one_process_with_four_gpus(cores: int, workers: int) -> None:
+    plan = resolve(run(**DATA_PARALLEL), h100s(4, cores), World())
+    assert plan.num_workers == workers
+    assert f"{cores} cores for 4 replicas" in plan.reasons["num_workers"]
+    on_cpu = {"kind": "data_parallel", "replicas": 4}
+    assert resolve(run(parallel=on_cpu), machine(cores=8)).num_workers == 4, "these take turns"
+
+
 def test_plain_python_says_how_to_use_the_other_gpus() -> None:
     why = resolve(run(), h100s(8), World()).reasons["world_size"]
     assert "1 of 8 GPUs" in why
@@ -72,9 +113,10 @@ def test_plain_python_says_how_to_use_the_other_gpus() -> None:
         assert "drumline launch" not in resolve(run(), hardware, started).reasons["world_size"]
 
 
-def test_ddp_of_one_process_is_allowed_and_said() -> None:
-    assert "one process" in resolve(run(parallel={"kind": "ddp"}), CPU).reasons["kind"]
-    assert "one process" not in resolve(run(parallel={"kind": "ddp"}), CPU, world(2)).reasons["kind"]
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_one_process_under_a_kind_for_several_is_allowed_and_said(kind: str) -> None:
+    assert "one process" in resolve(run(parallel={"kind": kind}), CPU).reasons["kind"]
+    assert "one process" not in resolve(run(parallel={"kind": kind}), CPU, world(2)).reasons["kind"]
 
 
 @pytest.mark.parametrize("micro", [1, 2, 3, 4, 5, "auto"])

@@ -101,6 +101,36 @@ def refusal(sections: Sections, hardware: Hardware = CPU, started: World | None 
         ({"model": {"num_heads": 4, "num_kv_heads": 8}}, ["num_kv_heads: 4 heads", "8 key and value", "such as 4"]),
         ({"parallel": {"kind": "single"}, "hardware": {"num_processes": 2}}, ["parallel.kind: single", "there are 2"]),
         ({"parallel": {"kind": "ddp", "sync_batch_norm": True}}, ["sync_batch_norm", "GPUs only", "no NVIDIA driver"]),
+        (
+            {"parallel": {"kind": "data_parallel"}, "hardware": {"num_processes": 2}},
+            ["hardware.num_processes: asks for 2, and data_parallel is one process", "parallel.replicas to 2"],
+        ),
+        (
+            {"parallel": {"kind": "ddp", "power_sgd_rank": 2}},
+            ["power_sgd_rank: 2, and parallel.compression is none", "set parallel.compression to power_sgd"],
+        ),
+        (
+            {"parallel": {"kind": "ddp", "power_sgd_start": 10, "compression": "bf16"}},
+            ["power_sgd_start: 10, and parallel.compression is bf16"],
+        ),
+        (
+            {
+                "parallel": {"kind": "ddp", "balance": "measured"},
+                "train": {"global_batch": None, "batch_size_per_gpu": 2},
+            },
+            ["parallel.balance: measured, and train.batch_size_per_gpu gives each GPU the same", "train.global_batch"],
+        ),
+        (
+            {
+                "parallel": {"kind": "ddp", "balance": "measured"},
+                "data": {"kind": "datasets", "path": "rows", "streaming": True},
+            },
+            ["parallel.balance: measured, and data.streaming reads rows as they come", "data.streaming to false"],
+        ),
+        (
+            {"parallel": {"kind": "fsdp", "offload": True}},
+            ["parallel.offload: keeps shards in the host's memory, and the run is on the CPU", "leave it out"],
+        ),
         ({"parallel": {"backend": "nccl"}}, ["parallel.backend: nccl", "no NVIDIA driver", "auto or gloo"]),
         ({"train": {"precision": "tf32"}}, ["train.precision: tf32", "on the CPU", "auto or fp32"]),
         ({"hardware": {"device": "cuda"}}, ["hardware.device: asks for a GPU", "no NVIDIA driver", "auto or cpu"]),
@@ -164,6 +194,33 @@ def test_single_is_one_process_however_it_was_started() -> None:
     )
 
 
+def test_data_parallel_is_one_process_however_it_was_started() -> None:
+    message = refusal({"parallel": {"kind": "data_parallel"}}, h100s(4), world(4))
+    assert "data_parallel is one process with a replica a GPU, and there are 4 processes (torch elastic" in message
+    assert "python script.py" in message
+    assert resolve(run(parallel={"kind": "data_parallel"}), h100s(4), world(1)).num_shards == 4
+
+
+def test_on_gpus_there_is_a_replica_a_gpu() -> None:
+    message = refusal({"parallel": {"kind": "data_parallel", "replicas": 2}}, h100s(3), World())
+    assert "parallel.replicas: 2, and on GPUs there is one a GPU: 0 (Card 0), 1 (Card 1), 2 (Card 2)" in message
+    assert "hardware.gpus" in message
+
+
+def test_shards_must_divide_the_processes() -> None:
+    def sharded(size: int) -> Sections:
+        return {"parallel": {"kind": "fsdp", "shard_size": size}}
+
+    message = refusal(sharded(3), h100s(8))
+    assert "parallel.shard_size: 3 does not divide 8 processes" in message
+    assert "such as 2" in message
+    assert "such as 8" in refusal(sharded(16), h100s(8), world(8)), "more than there are"
+    assert "such as 5" in refusal(sharded(2), CPU, world(5)), "a prime number"
+    for size in (1, 2, 4, 8):
+        assert resolve(run(**sharded(size)), h100s(8)).kind == "fsdp"
+    assert resolve(run(**sharded(4)), CPU).world_size == 1, "which computes what single would"
+
+
 def test_a_started_world_needs_a_gpu_a_process() -> None:
     message = refusal({}, h100s(2), world(6, 3))
     assert "torch elastic started 3 processes on this machine, each needs a GPU, and there are 2" in message
@@ -211,6 +268,9 @@ def test_early_stopping_with_held_out_data_or_with_a_library_users_own_is_allowe
             "data": {**TEXT, "eval": ["b"]},
             "train": {"schedule": {"name": "torch", "scheduler": "StepLR", "interval": "evaluation"}},
         },
+        {"parallel": {"kind": "ddp", "compression": "power_sgd", "power_sgd_rank": 2, "power_sgd_start": 3}},
+        {"parallel": {"kind": "ddp", "balance": "measured"}},
+        {"parallel": {"kind": "data_parallel", "replicas": 2}, "track": {"gradient_noise": True}},
         {"train": {"schedule": {"interval": "epoch"}}},  # for a scheduler that is handed in
         {"train": {"optimizer": {"rules": [{"pattern": "*", "freeze": True}, {"pattern": "b.*", "lr_factor": 2}]}}},
     ],

@@ -144,16 +144,23 @@ def test_plain_lines_appear_at_once_and_without_a_known_length() -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"world_size": 1, "kind": "single", "micro_batch": 64}, "1 process on cpu, single; global batch 64 = 1 x 64;"),
+        (
+            {"world_size": 1, "num_shards": 1, "kind": "single", "micro_batch": 64},
+            "1 process on cpu, single; global batch 64 = 1 x 64;",
+        ),
         (
             {"micro_batch": 8, "accumulation": 4, "device": "cuda"},
             "2 processes on cuda, ddp; global batch 64 = 2 x 8 x 4 ",
         ),
         (
-            {"global_batch": 10, "world_size": 3, "micro_batch": 4},
+            {"global_batch": 10, "world_size": 3, "num_shards": 3, "micro_batch": 4},
             "3 processes on cpu, ddp; global batch 10, up to 3 x 4;",
         ),
         ({"steps": 7}, "2 processes on cpu, ddp; global batch 64 = 2 x 32; fp32; 7 updates"),
+        (
+            {"kind": "data_parallel", "device": "cuda", "world_size": 1, "num_shards": 4, "micro_batch": 16},
+            "1 process on cuda, data_parallel with 4 replicas; global batch 64 = 4 x 16;",
+        ),
     ],
 )
 def test_the_start_line_says_how_the_batch_falls_on_the_processes(changes: dict[str, Any], text: str) -> None:

@@ -1,0 +1,123 @@
+"""State of a sharded run in the form that every strategy saves and loads: whole tensors, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from drumline.parallel.fsdp_model import ShardedModel
+from drumline.parallel.fsdp_shards import Shard
+from drumline.parallel.update import local_part
+
+Optimizers = Mapping[str, Optimizer]
+"""By learner."""
+
+
+def saved(state: Mapping[str, Any], sharded: ShardedModel, optimizers: Optimizers, *, keep: bool) -> dict[str, Any]:
+    """Put the parts together, one tensor at a time; all ranks call it, and get the result where they `keep` it.
+
+    state: what `Single.state` gives.
+    """
+    names = sharded.all_names()
+    weights: dict[int, Tensor | None] = {}
+
+    def join(part: Tensor, shape: torch.Size) -> Tensor | None:
+        whole = sharded.layout.join(local_part(part), shape)
+        return whole.cpu() if keep else None
+
+    def weight(name: str, value: Any) -> Any:
+        if not isinstance(value, DTensor):
+            return value
+        shard = names.get(name)
+        if shard is None:  # a name that the model's own hook has given it
+            return join(value, value.shape)
+        if id(shard) not in weights:  # what is tied is one tensor in the file too
+            weights[id(shard)] = join(value, value.shape)
+        return weights[id(shard)]
+
+    average = state["average"]
+    if average is not None:
+        averages = {
+            name: join(value, names[name].sharded.shape) if name in names else value
+            for name, value in average["averages"].items()
+        }
+        average = {**average, "averages": averages}
+    return {
+        **state,
+        "model": {name: weight(name, value) for name, value in state["model"].items()},
+        "average": average,
+        "learners": {
+            name: with_kept(learner, shards_of(optimizers[name], sharded), lambda part, like: join(part, like.shape))
+            for name, learner in state["learners"].items()
+        },
+    }
+
+
+@torch.no_grad()
+def loaded(state: Mapping[str, Any], sharded: ShardedModel, optimizers: Optimizers) -> dict[str, Any]:
+    """Cut this rank's parts out of what any strategy has saved, in the form that `Single.load` takes.
+
+    Weights are put in here already, where they have the right shape; what has not is refused by torch, which names it.
+    """
+    names, model = sharded.all_names(), dict(state["model"])
+    for name, shard in names.items():
+        if name in model and model[name].shape == shard.sharded.shape:
+            shard.local.copy_(sharded.layout.cut(model[name]))
+            model[name] = shard.sharded
+    average = state["average"]
+    if average is not None:
+        averages = {
+            name: sharded.layout.cut(value) if name in names and value.shape == names[name].sharded.shape else value
+            for name, value in average["averages"].items()
+        }
+        average = {**average, "averages": averages}
+    learners = {}
+    for name, learner in state["learners"].items():
+        if name in optimizers:
+            learner = with_kept(learner, shards_of(optimizers[name], sharded), cutter(optimizers[name], sharded))
+        learners[name] = learner
+    return {**state, "model": model, "average": average, "learners": learners}
+
+
+def shards_of(optimizer: Optimizer, sharded: ShardedModel) -> list[Shard | None]:
+    """Of the optimizer's parameters, in the order in which its state_dict counts them."""
+    by_parameter = {p: shard for shard in sharded.shards.values() for p in shard}
+    return [by_parameter.get(p) for group in optimizer.param_groups for p in group["params"]]
+
+
+def cutter(optimizer: Optimizer, sharded: ShardedModel) -> Callable[[Tensor, DTensor], Tensor]:
+    """How a whole tensor becomes what this optimizer keeps of a parameter: a part, or a DTensor like the parameter."""
+    takes_parts = sharded.takes_parts(optimizer)
+
+    def cut(whole: Tensor, like: DTensor) -> Tensor:
+        part = sharded.layout.cut(whole).clone()
+        if takes_parts:
+            return part
+        return DTensor.from_local(
+            part.to(sharded.home), like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+        )
+
+    return cut
+
+
+def with_kept(
+    learner: Mapping[str, Any], shards: list[Shard | None], change: Callable[[Tensor, Any], Any]
+) -> dict[str, Any]:
+    """A learner's state, with a change to all that its optimizer keeps in the shape of a parameter."""
+
+    def changed(value: Any, shard: Shard | None) -> Any:
+        if shard is None or not isinstance(value, Tensor) or not value.dim():
+            return value
+        shapes = (shard.sharded.shape, shard.local.shape)
+        return change(value, shard.sharded) if value.shape in shapes else value
+
+    kept = {
+        index: {key: changed(value, shards[index]) for key, value in values.items()} if index < len(shards) else values
+        for index, values in learner["optimizer"]["state"].items()
+    }
+    return {**learner, "optimizer": {**learner["optimizer"], "state": kept}}

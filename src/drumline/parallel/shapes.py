@@ -1,0 +1,45 @@
+"""Whether compiled code may meet a batch that it was not made for."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from torch import Tensor
+from torch.utils import _pytree
+
+NUM_SIZES = 2
+"""Sizes of one dimension that torch.compile is made for one by one; after them it is made for any (its automatic
+dynamic shapes), but for 0 and 1."""
+
+
+class Shapes:
+    """The batches that one replica's compiled code has met, by the shapes and types of their tensors."""
+
+    def __init__(self) -> None:
+        self._met: set[Hashable] = set()
+        self._sizes: dict[tuple[int, int], set[int]] = {}
+
+    def are_new(self, batch: Any, *state: Hashable) -> bool:
+        """Whether a batch like this one comes for the first time; state: what else code is compiled for."""
+        key = self._key(batch, state)
+        new = key not in self._met
+        self._met.add(key)
+        return new
+
+    def _key(self, batch: Any, state: tuple[Hashable, ...]) -> Hashable:
+        found: list[Hashable] = list(state)
+        for number, leaf in enumerate(_pytree.tree_leaves(batch)):
+            if isinstance(leaf, Tensor):
+                sizes = [self._size(number, dim, size) for dim, size in enumerate(leaf.shape)]
+                found.append((leaf.dtype, *sizes))
+            elif isinstance(leaf, int | float | str):
+                found.append(leaf)
+        return tuple(found)
+
+    def _size(self, number: int, dim: int, size: int) -> int | None:
+        """The size, or None for any."""
+        known = self._sizes.setdefault((number, dim), set())
+        if size > 1:
+            known.add(size)
+        return None if size > 1 and len(known) > NUM_SIZES else size

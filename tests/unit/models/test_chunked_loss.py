@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from drumline.errors import ConfigError
+from drumline.models import chunked_loss
+from drumline.models.chunked_loss import chunked_cross_entropy, chunks
+from drumline.models.decoder import Decoder, DecoderShape
+from drumline.tasks.language_modelling import LanguageModelling
+
+VOCABULARY, WIDTH = 50, 12
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Seven tokens at a time."""
+    monkeypatch.setattr(chunked_loss, "CHUNK_LOGITS", 7 * VOCABULARY + 3)
+    yield
+
+
+def problem(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs [3, 10, WIDTH], weight and labels, of which a third does not count and one chunk has none."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(3, 10, WIDTH, dtype=torch.float64, generator=generator).to(dtype)
+    weight = torch.randn(VOCABULARY, WIDTH, dtype=torch.float64, generator=generator).to(dtype)
+    labels = torch.randint(VOCABULARY, (3, 10), generator=generator)
+    labels[0, 7:] = labels[1, :4] = labels[2, ::3] = -100
+    return x.requires_grad_(), weight.requires_grad_(), labels
+
+
+def plain(x: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy((x @ weight.t()).flatten(0, -2), labels.flatten(), reduction="sum")
+
+
+def gradients(loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss * 0.37, inputs)
+
+
+def test_it_is_exact() -> None:
+    x, weight, labels = problem()
+    loss, reference = chunked_cross_entropy(x, weight, labels).total, plain(x, weight, labels)
+    assert loss.dtype == torch.float64
+    torch.testing.assert_close(loss, reference, rtol=1e-12, atol=0)
+    for found, expected in zip(gradients(loss, x, weight), gradients(reference, x, weight), strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_without_gradient_it_gives_the_hits_too() -> None:
+    x, weight, labels = problem()
+    with torch.no_grad():
+        total, hits = chunked_cross_entropy(x, weight, labels)
+        best = (x @ weight.t()).argmax(-1)
+        labels[1, 5:] = best[1, 5:]
+        total, hits = chunked_cross_entropy(x, weight, labels)
+    torch.testing.assert_close(total, plain(x, weight, labels).detach(), rtol=1e-12, atol=0)
+    assert int(hits) == int((best == labels).sum()) >= 5
+    assert not total.requires_grad
+
+
+@pytest.mark.parametrize(("dtype", "within"), [(torch.bfloat16, 0.02), (torch.float16, 0.005)])
+def test_products_are_autocasts_and_sums_are_float32(dtype: torch.dtype, within: float) -> None:
+    x, weight, labels = problem(torch.float32)
+    with torch.autocast("cpu", dtype):
+        loss = chunked_cross_entropy(x, weight, labels).total
+    reference = plain(x, weight, labels)
+    assert loss.dtype == torch.float32
+    assert float(loss.detach()) == pytest.approx(float(reference.detach()), rel=within)
+    assert loss.detach() != reference.detach()
+    for found, expected in zip(gradients(loss, x, weight), gradients(reference, x, weight), strict=True):
+        assert found.dtype == torch.float32
+        assert float((found - expected).norm() / expected.norm()) < within
+
+
+def test_no_labels_give_zero_and_zero_gradients() -> None:
+    x, weight, labels = problem()
+    loss = chunked_cross_entropy(x, weight, torch.full_like(labels, -100)).total
+    assert float(loss.detach()) == 0
+    assert not any(bool(gradient.any()) for gradient in gradients(loss, x, weight))
+
+
+def test_chunks_hold_whole_tiles_where_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked_loss, "CHUNK_LOGITS", 300 * VOCABULARY)
+    sizes = [len(rows) for rows, _ in chunks(torch.zeros(600, 2), torch.zeros(600), VOCABULARY)]
+    assert sizes == [256, 256, 88]
+    monkeypatch.setattr(chunked_loss, "CHUNK_LOGITS", 3)
+    assert [len(rows) for rows, _ in chunks(torch.zeros(2, 2), torch.zeros(2), VOCABULARY)] == [1, 1]
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that any operation gives."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        found = func(*args, **kwargs or {})
+        if isinstance(found, Tensor):
+            self.numel = max(self.numel, found.numel())
+        return found
+
+
+def test_never_all_logits_are_there() -> None:
+    x, weight, labels = problem()
+    with Largest() as seen:
+        chunked_cross_entropy(x, weight, labels).total.backward()
+    assert seen.numel == weight.numel()
+    with Largest() as seen:
+        plain(x, weight, labels).backward()
+    assert seen.numel == labels.numel() * VOCABULARY
+
+
+def decoder(*, tied: bool) -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(DecoderShape("llama", 2, 2, 2, 16, 32, 0.0, tied, VOCABULARY, 16)).double()
+
+
+def batch() -> dict[str, Tensor]:
+    _, _, labels = problem()
+    return {"input_ids": labels.clamp(min=0), "labels": labels}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_task_gives_the_loss_gradients_and_metrics_of_the_plain_one(tied: bool) -> None:
+    found = []
+    for chunked in (False, True):
+        model, task = decoder(tied=tied), LanguageModelling(VOCABULARY, chunked_loss=chunked)
+        loss = task.loss(task.forward(model, batch()), batch())
+        loss.total.backward()
+        with torch.no_grad():
+            metrics = task.loss(task.forward(model, batch()), batch()).metrics["accuracy"]
+        grads = {name: p.grad for name, p in model.named_parameters()}
+        found.append((loss.total.detach(), grads, metrics, loss.metrics))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler does it
+def test_the_compiler_sees_one_graph() -> None:
+    model, task, given = decoder(tied=True), LanguageModelling(VOCABULARY, chunked_loss=True), batch()
+
+    def total() -> Tensor:
+        return task.loss(task.forward(model, given), given).total
+
+    def one_pass(call: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
+        loss = call()
+        return loss.detach(), list(torch.autograd.grad(loss, list(model.parameters())))
+
+    compiled = torch.compile(total, fullgraph=True, backend="eager")
+    torch.testing.assert_close(one_pass(compiled), one_pass(total), rtol=1e-12, atol=1e-12)
+
+
+def test_other_models_are_refused() -> None:
+    with pytest.raises(ConfigError, match="a Embedding gives logits"):
+        LanguageModelling(VOCABULARY, chunked_loss=True).forward(nn.Embedding(VOCABULARY, VOCABULARY), batch())
