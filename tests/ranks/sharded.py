@@ -139,6 +139,8 @@ def whole(model: nn.Module) -> dict[str, Tensor]:
     """Weights as a plain model has them; all ranks call it."""
     found: dict[str, Tensor] = {}
     for name, value in model.state_dict().items():
+        if torch.cuda.is_available():  # shards that are kept on the host cannot be gathered by NCCL
+            value = value.cuda()
         gather: Any = getattr(value, "full_tensor", value.clone)
         found[name] = gather().cpu()
     return found

@@ -70,9 +70,9 @@ def graphs_compiled(compile: Compile, options: dict[str, Any]) -> tuple[int, int
 
 
 CASES: list[tuple[Compile, dict[str, Any], int]] = [
-    ("whole", {"bucket_mb": 1}, DEPTH),
-    ("whole", {"bucket_mb": 1, "cut_graphs": False}, 1),
-    ("whole", {"bucket_mb": 0.5}, 1),
+    ("whole", {"bucket_mb": 1, "cut_graphs": True}, DEPTH),
+    ("whole", {"bucket_mb": 1}, 1),
+    ("whole", {"bucket_mb": 0.5, "cut_graphs": True}, 1),
     ("blocks", {"bucket_mb": 1}, 2),  # the first block's input wants no gradient
 ]
 

@@ -119,9 +119,9 @@ class Trainer:
 
     @property
     def model(self) -> nn.Module:
-        """The bare model; calling it never takes part in a collective. Under fsdp it holds shards, and cannot be called.
+        """The bare model; calling it never takes part in a collective.
 
-        Under data_parallel it is the first replica.
+        Under data_parallel it is the first replica. Under fsdp it holds shards, and cannot be called.
         """
         return self._parts.model
 

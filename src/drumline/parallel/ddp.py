@@ -25,6 +25,9 @@ from drumline.parallel.strategy import Learner, Loss, MakeAverage, MicroBatch, N
 BUFFER_BUCKET_BYTES = 250 * 2**20
 """Most bytes of buffers in one broadcast, as in DistributedDataParallel."""
 
+BUCKET_MB, UNCUT_BUCKET_MB = 25.0, 200.0
+"""Of reductions that begin during the backward pass (torch's own), and of such that all begin at its end."""
+
 REDUCED_TWICE = "mark a variable ready only once"
 """What torch says where a parameter's hook fires again in one pass."""
 
@@ -107,7 +110,7 @@ class Ddp(Single):
         settings = self._settings
         options: dict[str, Any] = {
             "process_group": self._group,
-            "bucket_cap_mb": settings.bucket_mb,
+            "bucket_cap_mb": bucket_mb(self._compute, settings),
             "gradient_as_bucket_view": settings.gradient_as_bucket_view,
             "static_graph": settings.static_graph,
             "find_unused_parameters": settings.find_unused == "always",
@@ -294,13 +297,20 @@ class Ddp(Single):
         super().close()
 
 
+def bucket_mb(compute: Compute, settings: DdpParallel) -> float:
+    """Size of a gradient bucket in MiB; both automatic ones: benchmarks/results/2026-11-28-ddp-2xh200.md."""
+    if settings.bucket_mb != "auto":
+        return settings.bucket_mb
+    return UNCUT_BUCKET_MB if compute.compile == "whole" and not settings.cut_graphs else BUCKET_MB
+
+
 def graphs_of(compute: Compute, settings: DdpParallel) -> Callable[[], AbstractContextManager[None]]:
     """The context of a pass that may compile: does torch cut the graph where buckets end, as it does by itself?
 
     Uncut, a compiled graph gives all its gradients at its end, and nothing is reduced beside it. Compiled blocks are
     cut already. torch cuts behind the first MiB, so it cannot where buckets are smaller.
     """
-    cuts = settings.cut_graphs and settings.bucket_mb * 2**20 >= dist._DEFAULT_FIRST_BUCKET_BYTES
+    cuts = settings.cut_graphs and bucket_mb(compute, settings) * 2**20 >= dist._DEFAULT_FIRST_BUCKET_BYTES
     return one_graph if compute.compile == "blocks" or (compute.compile == "whole" and not cuts) else nullcontext
 
 
