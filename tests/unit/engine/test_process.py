@@ -282,7 +282,7 @@ def test_segments_grow_inside_once(
     for name, value in given.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
-    monkeypatch.setattr(torch.cuda.memory, "_set_allocator_settings", told.append)
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
     with pytest.raises(KeyError), expandable_segments(wanted):
         with expandable_segments(wanted):  # an evaluation inside it
             assert told == expected[:1]
