@@ -31,7 +31,7 @@ from drumline.engine.process import (
 from drumline.errors import ConfigError
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def thawed() -> Iterator[None]:
     """Nothing is set aside from the collector here, as in a script; see tests/conftest.py."""
     gc.unfreeze()
@@ -173,6 +173,7 @@ def cycle() -> weakref.ref[Node]:
     return weakref.ref(node)
 
 
+@pytest.mark.usefixtures("thawed")
 def test_the_collector_rests_and_is_put_back() -> None:
     assert gc.isenabled()
     frozen = gc.get_freeze_count()
@@ -203,6 +204,7 @@ def test_a_collector_that_its_user_stopped_stays_so() -> None:
         gc.enable()
 
 
+@pytest.mark.usefixtures("thawed")
 def test_garbage_of_before_is_not_kept_for_the_run() -> None:
     gone = cycle()
     with no_collector():
