@@ -13,7 +13,6 @@ from torch import nn
 
 from drumline.config.problem import listed
 from drumline.config.train import OptimizerConfig, ParameterRule, TrainConfig
-from drumline.engine.half_states import HalfStateAdamW
 from drumline.errors import ConfigError
 
 logger = logging.getLogger("drumline")
@@ -100,6 +99,8 @@ def build(settings: OptimizerConfig, lr: float, groups: list[dict[str, object]],
     options: dict[str, Any] = {"lr": lr, "betas": settings.betas, "eps": settings.eps, "fused": fused}
     options["weight_decay"] = settings.weight_decay
     if settings.state_precision != "same":
+        from drumline.engine.half_states import HalfStateAdamW  # half a second of imports that few need
+
         return HalfStateAdamW(groups, half=settings.state_precision, **options)
     return torch.optim.AdamW(groups, **options)
 
