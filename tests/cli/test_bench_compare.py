@@ -25,7 +25,7 @@ print(json.dumps({"name": "x", "units_per_s": float(rate) * int(devices), "step_
                   "losses": [2.0, 1.0], "versions": {"threads": os.environ["OMP_NUM_THREADS"]}}))
 """
 BAD = "import sys; sys.exit('no such thing')"
-ENDLESS = "import subprocess, time; subprocess.Popen(['sleep', '600']); open('started', 'w').close(); time.sleep(600)"
+ENDLESS = "import subprocess, time; subprocess.Popen(['sleep', '60']); open('started', 'w').close(); time.sleep(60)"
 
 
 @pytest.fixture

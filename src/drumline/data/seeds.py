@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -23,3 +25,15 @@ def seed_streams(*key: int) -> None:
     torch.default_generator.manual_seed(int(words[2]))
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(int(words[2]))
+
+
+@contextmanager
+def streams_kept() -> Iterator[None]:
+    """Put the streams of Python, NumPy and torch's CPU generator back as they were."""
+    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import faulthandler
 import gc
 import os
-import random
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from drumline.data.seeds import WINDOW, seed_streams
+from drumline.data.seeds import WINDOW, seed_streams, streams_kept
 from drumline.errors import ConfigError
 
 CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -46,24 +44,13 @@ def process_settings(precision: str, deterministic: bool = False) -> Iterator[No
     streams, is restored afterwards.
     """
     with ExitStack() as stack:
-        stack.enter_context(_streams())
+        stack.enter_context(streams_kept())
         stack.enter_context(_products("highest" if precision == "fp32" else "high"))
         stack.enter_context(_faults())
         stack.enter_context(_compiled_kept())
         if deterministic:
             stack.enter_context(_repeatable())
         yield
-
-
-@contextmanager
-def _streams() -> Iterator[None]:
-    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)
 
 
 @contextmanager

@@ -6,19 +6,18 @@ The dry pass runs on fake tensors, which have shapes and types and no memory (to
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from drumline.data.seeds import streams_kept
 from drumline.parallel.compile import find_blocks
 from drumline.parallel.objective import Objective, to_device
 from drumline.parallel.precision import Precision
@@ -98,7 +97,7 @@ def with_activations(facts: ModelFacts, model: nn.Module, case: Case, frozen: Co
 
 def kept_by_pass(model: nn.Module, case: Case, batch: Batch, frozen: Collection[int] = ()) -> Kept:
     """What one forward pass of this batch keeps, by storage; raises what model and task raise."""
-    with _own_streams(), FakeTensorMode(allow_non_fake_inputs=True) as mode, ExitStack() as stack:
+    with streams_kept(), FakeTensorMode(allow_non_fake_inputs=True) as mode, ExitStack() as stack:
         fake = faked(model, mode, frozen)
         if case.change is not None:
             case.change(fake)
@@ -174,18 +173,6 @@ class _Attended(torch.autograd.Function):
         )
         ctx.save_for_backward(query, key, value, output, query.new_empty(query.shape[:-1], dtype=torch.float32))
         return output
-
-
-@contextmanager
-def _own_streams() -> Iterator[None]:
-    """Put the random streams back as they were."""
-    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)
 
 
 def reason(error: Exception) -> str:

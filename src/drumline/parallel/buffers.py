@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+
+BUCKET_BYTES = 250 * 2**20
+"""Most bytes of buffers in one broadcast, as in DistributedDataParallel."""
+
+
+def share_buffers(model: nn.Module, names: Sequence[str], group: dist.ProcessGroup) -> None:
+    """Give every rank of the group rank 0's; all of them call it."""
+    if names:
+        dist._broadcast_coalesced(group, [model.get_buffer(name) for name in names], BUCKET_BYTES, 0)
 
 
 class Buffers:

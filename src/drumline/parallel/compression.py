@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
@@ -45,7 +46,7 @@ class Wire:
         """Take back what `state` gave. All ranks call it."""
 
 
-class Aside(Wire):
+class Aside(Wire, ABC):
     """Sums buckets in several operations, on a GPU in a stream of their own beside the backward pass."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -62,9 +63,9 @@ class Aside(Wire):
             future.set_result(bucket.buffer())  # on a GPU: will be there once the stream has come to this point
         return future
 
+    @abstractmethod
     def _sum(self, bucket: dist.GradBucket) -> None:
         """Sum the bucket in place, in the current stream."""
-        raise NotImplementedError
 
     def _reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> None:
         dist.all_reduce(tensor, op, group=self._group)

@@ -15,15 +15,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drumline.config.parallel import DdpParallel
 from drumline.errors import DrumlineError
+from drumline.parallel.buffers import share_buffers
 from drumline.parallel.compression import Wire, make_wire
 from drumline.parallel.compute import Compute
 from drumline.parallel.groups import Groups
 from drumline.parallel.objective import add_sums, preserved, run_pass
 from drumline.parallel.single import Part, Single
 from drumline.parallel.strategy import Learner, Loss, MakeAverage, MicroBatch, Notes, Outcome, Scale, Sums
-
-BUFFER_BUCKET_BYTES = 250 * 2**20
-"""Most bytes of buffers in one broadcast, as in DistributedDataParallel."""
 
 BUCKET_MB, UNCUT_BUCKET_MB = 25.0, 200.0
 """Of reductions that begin during the backward pass (torch's own), and of such that all begin at its end."""
@@ -160,9 +158,7 @@ class Ddp(Single):
 
     def _share(self, names: Sequence[str]) -> None:
         """Give every rank rank 0's buffers."""
-        if names:
-            buffers = [self._model.get_buffer(name) for name in names]
-            dist._broadcast_coalesced(self._group, buffers, BUFFER_BUCKET_BYTES, 0)
+        share_buffers(self._model, names, self._group)
 
     def _run(self, replica: Replica, micro_batch: MicroBatch, scale: Scale, *, synchronise: bool) -> Loss:
         replica.wrapped.require_backward_grad_sync = synchronise

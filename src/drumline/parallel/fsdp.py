@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from drumline.config.parallel import FsdpParallel
 from drumline.errors import ConfigError
+from drumline.parallel.buffers import share_buffers
 from drumline.parallel.compute import Compute
 from drumline.parallel.fsdp_gradients import Gradients, ShardNorm
 from drumline.parallel.fsdp_model import ShardedModel
@@ -27,9 +27,6 @@ from drumline.parallel.strategy import Batch, Learner, Loss, MicroBatch, Notes, 
 from drumline.parallel.update import Update
 
 logger = logging.getLogger("drumline")
-
-BUFFER_BUCKET_BYTES = 250 * 2**20
-"""Most bytes of buffers in one broadcast, as in DistributedDataParallel."""
 
 
 class Fsdp(Single):
@@ -135,9 +132,7 @@ class Fsdp(Single):
 
     def _share(self, names: Sequence[str], model: nn.Module) -> None:
         """Give every rank rank 0's buffers."""
-        if names:
-            buffers = [model.get_buffer(name) for name in names]
-            dist._broadcast_coalesced(self._sharded.peers.group, buffers, BUFFER_BUCKET_BYTES, 0)
+        share_buffers(model, names, self._sharded.peers.group)
 
     def notes(self, name: str) -> Notes:
         """Names of the parameters that this rank did not use in the window, or that it had no rows of its own."""
