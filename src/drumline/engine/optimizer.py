@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ from torch import nn
 
 from drumline.config.problem import listed
 from drumline.config.train import OptimizerConfig, ParameterRule, TrainConfig
+from drumline.engine.fused import FusedAdamW, FusedSGD
 from drumline.errors import ConfigError
 
 logger = logging.getLogger("drumline")
@@ -94,15 +95,16 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
 
 def build(settings: OptimizerConfig, lr: float, groups: list[dict[str, object]], fused: bool) -> torch.optim.Optimizer:
     """The optimizer that the settings name."""
+    options: dict[str, Any] = {"lr": lr, "weight_decay": settings.weight_decay}
     if settings.name == "sgd":
-        return torch.optim.SGD(groups, lr, momentum=settings.momentum, weight_decay=settings.weight_decay, fused=fused)
-    options: dict[str, Any] = {"lr": lr, "betas": settings.betas, "eps": settings.eps, "fused": fused}
-    options["weight_decay"] = settings.weight_decay
+        kind: Callable[..., torch.optim.Optimizer] = FusedSGD if fused else torch.optim.SGD
+        return kind(groups, momentum=settings.momentum, **options)
+    options |= {"betas": settings.betas, "eps": settings.eps}
     if settings.state_precision != "same":
         from drumline.engine.half_states import HalfStateAdamW  # half a second of imports that few need
 
-        return HalfStateAdamW(groups, half=settings.state_precision, **options)
-    return torch.optim.AdamW(groups, **options)
+        return HalfStateAdamW(groups, half=settings.state_precision, fused=fused, **options)
+    return (FusedAdamW if fused else torch.optim.AdamW)(groups, **options)
 
 
 def named(model: nn.Module) -> Iterator[tuple[list[str], nn.Parameter]]:

@@ -15,6 +15,7 @@ from drumline.parallel.averaging import Average
 from drumline.parallel.batch_norm import has_batch_norm, single_sample
 from drumline.parallel.buffers import Buffers
 from drumline.parallel.compute import Compute
+from drumline.parallel.each_gradient import lacks_gradients
 from drumline.parallel.materialise import materialise, seeds_of
 from drumline.parallel.noise import Noise, squared_norm
 from drumline.parallel.objective import Objective, add_sums, run_pass, to_device
@@ -181,8 +182,9 @@ class Single:
     def notes(self, name: str) -> Notes:
         """Names of the parameters that the window gave no gradient."""
         part = self._parts[name]
-        unused = [name for name, p in part.trainable.items() if p.grad is None] if part.windows else []
-        return {"unused": unused} if unused else {}
+        if not part.windows or not lacks_gradients(part.trainable.values()):
+            return {}
+        return {"unused": [name for name, p in part.trainable.items() if p.grad is None]}
 
     def heed(self, name: str, notes: Sequence[Notes]) -> None:
         """Unused on all ranks: no gradient at all, as one process would have it. New names are warned of once."""

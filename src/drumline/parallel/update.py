@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from drumline.parallel.each_gradient import drop_gradients, gradients_of
 from drumline.parallel.precision import LossScale
 from drumline.parallel.strategy import Outcome, Rates
 
@@ -40,6 +41,7 @@ class Update:
         self._rates = rates
         self._loss_scale = loss_scale
         self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self._has_dtensors = any(local_part(p) is not p for p in self._parameters)
         self._device = self._parameters[0].device
         kinds = {(p.device, p.dtype) for p in self._parameters}
         self._norm = norm or (total_norm if len(kinds) == 1 else mixed_norm)
@@ -73,7 +75,9 @@ class Update:
 
     def apply(self, max_norm: float | None) -> Outcome:
         """Run one update; gradients hold the window's sum (times the loss scale) and are cleared."""
-        gradients = [local_part(p.grad) for p in self._parameters if p.grad is not None]
+        gradients = gradients_of(self._parameters)
+        if self._has_dtensors:
+            gradients = [local_part(gradient) for gradient in gradients]
         norm = self._norm(gradients)
         # Unscaling and clipping are one division.
         divisor = None
@@ -154,8 +158,7 @@ class Update:
 
     def clear(self) -> None:
         """Drop the gradients."""
-        for p in self._parameters:  # as zero_grad does, without the profiler's record of it
-            p.grad = None
+        drop_gradients(self._parameters)
 
     def state(self) -> dict[str, Any]:
         """Optimizer, counter, scheduler and loss scale."""
