@@ -25,6 +25,7 @@ print(json.dumps({"name": "x", "units_per_s": float(rate) * int(devices), "step_
                   "losses": [2.0, 1.0], "versions": {"threads": os.environ["OMP_NUM_THREADS"]}}))
 """
 BAD = "import sys; sys.exit('no such thing')"
+CRASHING = GOOD + "sys.stdout.flush(); os.abort()"
 ENDLESS = "import subprocess, time; subprocess.Popen(['sleep', '60']); open('started', 'w').close(); time.sleep(60)"
 
 
@@ -32,7 +33,7 @@ ENDLESS = "import subprocess, time; subprocess.Popen(['sleep', '60']); open('sta
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "tiny.json").write_text('{"name": "tiny", "device": "cpu", "num_devices": 2}')
-    for name, text in (("good.py", GOOD), ("bad.py", BAD), ("endless.py", ENDLESS)):
+    for name, text in (("good.py", GOOD), ("bad.py", BAD), ("crashing.py", CRASHING), ("endless.py", ENDLESS)):
         (tmp_path / name).write_text(text)
     one = {"processes": "one"}
     listed = [
@@ -40,6 +41,7 @@ def folder(tmp_path: Path) -> Path:
         {"name": "other", "script": "good.py", "arguments": ["150"], **one},
         {"name": "bad", "script": "bad.py", **one},
         {"name": "gone", "script": "good.py", "packages": ["no_such_package"], **one},
+        {"name": "crashing", "script": "crashing.py", "arguments": ["300"], **one},
         {"name": "endless", "script": "endless.py", **one},
     ]
     (tmp_path / "contestants.json").write_text(json.dumps(listed))
@@ -68,6 +70,14 @@ def test_contestants_take_turns_and_each_ends_as_it_ends(folder: Path) -> None:
     page = (folder / "out/index.html").read_text()
     assert "no such thing" in page and "<svg" in page
     assert (folder / "out/compare.png").stat().st_size > 10_000
+
+
+def test_what_one_has_measured_counts_though_it_crashes_afterwards_and_the_crash_is_told(folder: Path) -> None:
+    ended = compared(folder, peers=["base", "crashing"], rounds=1)
+    assert ended.returncode == 0 and "crashing: exit status -6 after its result" in ended.stderr, ended.stderr
+    row = read_json(folder / "out/result.json")["contestants"][1]
+    assert (row["status"], row["ratio"], row["failed_runs"]) == ("ran", 3.0, 0)
+    assert "exit status -6 after its result" in row["why"]
 
 
 def test_a_second_call_makes_only_what_is_missing(folder: Path) -> None:

@@ -118,7 +118,7 @@ def check_setting(path: Path, setting: dict[str, Any]) -> None:
 
 def read_runs(path: Path) -> dict[tuple[str, int], Ran]:
     """By contestant and round; of a run that was made again, the last."""
-    ran = [Ran(line["name"], line["round"], line["problem"], line["line"]) for line in read_lines(path)]
+    ran = [Ran(line["name"], line["round"], line["problem"], line["line"], line["ending"]) for line in read_lines(path)]
     return {(run.name, run.round): run for run in ran}
 
 
@@ -126,9 +126,9 @@ def run_and_tell(start: Start, contestant: Contestant, number: int, out: Path) -
     """Run it, and log what came of it."""
     log = out / "logs" / f"{contestant.name.replace(' ', '_')}.{number}.log"
     ran = run_contestant(start, contestant, number, log)
-    if ran.problem:
-        logger.warning("round %d: %s: %s (%s)", number, ran.name, ran.problem.splitlines()[0], log)
-    else:
+    if said := ran.problem or ran.ending:
+        logger.warning("round %d: %s: %s (%s)", number, ran.name, said.splitlines()[0], log)
+    if not ran.problem:
         logger.info("round %d: %s: %s units/s", number, ran.name, f"{ran.line['units_per_s']:,.0f}")
     return ran
 
@@ -136,8 +136,8 @@ def run_and_tell(start: Start, contestant: Contestant, number: int, out: Path) -
 def summarise(contestants: Sequence[Contestant], start: Start, ran: Sequence[Ran]) -> list[dict[str, Any]]:
     """A row a contestant, in order; `ratio` is of the first one's median rate.
 
-    status: ran, failed or not installed; why: in words, where it is not ran. units_per_s, step_s and peak_memory_bytes
-    are medians over the rounds, `runs` their rates, losses those of the last run.
+    status: ran, failed or not installed; why: in words, where it is not ran, or ended badly afterwards. units_per_s,
+    step_s and peak_memory_bytes are medians over the rounds, `runs` their rates, losses those of the last run.
     """
     rows = [row_of(each, start, [run for run in ran if run.name == each.name]) for each in contestants]
     base = rows[0].get("units_per_s") if rows else None
@@ -151,6 +151,7 @@ def row_of(contestant: Contestant, start: Start, ran: Sequence[Ran]) -> dict[str
     """One contestant's medians."""
     row: dict[str, Any] = {"name": contestant.name, "num_devices": contestant.devices_of(start.num_devices)}
     good = [run.line for run in ran if not run.problem]
+    endings = [run.ending for run in ran if run.ending]
     if not good and (missing := contestant.missing()):
         return {**row, "status": "not installed", "why": f"not installed: {', '.join(missing)}"}
     if not good:
@@ -158,7 +159,7 @@ def row_of(contestant: Contestant, start: Start, ran: Sequence[Ran]) -> dict[str
     return {
         **row,
         "status": "ran",
-        "why": "",
+        "why": endings[-1] if endings else "",
         "units_per_s": statistics.median(line["units_per_s"] for line in good),
         "step_s": statistics.median(seconds for line in good for seconds in line["step_s"]),
         "peak_memory_bytes": statistics.median(line["peak_memory_bytes"] for line in good),

@@ -26,7 +26,7 @@ LIST = "contestants.json"
 """The file of a folder that lists its contestants."""
 NEEDED = ("name", "units_per_s", "step_s", "peak_memory_bytes", "losses", "versions")
 """What a contestant's line must hold."""
-TAIL_LINES = 15
+TAIL_LINES = 60
 """Lines of a failed contestant's log that go into its record."""
 
 
@@ -84,13 +84,19 @@ def choose(contestants: Sequence[Contestant], names: Sequence[str]) -> list[Cont
 
 @dataclass(frozen=True)
 class Ran:
-    """One run of one contestant; `line` is what it printed, empty where it failed."""
+    """One run of one contestant; `line` is what it printed, empty where it failed.
+
+    What it measured is whole once it is printed. A peer may still crash while it takes its groups down: that is said,
+    and the figures count.
+    """
 
     name: str
     round: int
     problem: str
     """Why there is no line; empty where there is one."""
     line: Mapping[str, Any]
+    ending: str = ""
+    """How it ended after its line, where that was not well."""
 
     def to_json(self) -> dict[str, Any]:
         """As it is kept in runs.jsonl."""
@@ -134,11 +140,11 @@ def run_contestant(start: Start, contestant: Contestant, number: int, log: Path)
                 child.wait()
             end_marked(mark)
     text = log.read_text(encoding="utf-8", errors="replace")
-    line = None if problem else found_line(text)
+    line = found_line(text)
+    tail = "\n".join(text.splitlines()[-TAIL_LINES:])
     if line is None:
-        tail = "\n".join(text.splitlines()[-TAIL_LINES:])
         return Ran(contestant.name, number, f"{problem or 'it printed no result'}\n{tail}", {})
-    return Ran(contestant.name, number, "", line)
+    return Ran(contestant.name, number, "", line, f"{problem} after its result\n{tail}" if problem else "")
 
 
 def command_of(start: Start, contestant: Contestant) -> list[str]:
