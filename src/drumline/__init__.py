@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from drumline.engine.callbacks import Callback
     from drumline.engine.records import Result, StepInfo
     from drumline.engine.trainer import Trainer
-    from drumline.errors import DrumlineError
+    from drumline.errors import DrumlineError, Interrupted
     from drumline.launcher.functions import launch
     from drumline.launcher.world import World
     from drumline.parallel.optimized import OptimizedDataParallel
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Callback": "drumline.engine.callbacks",
     "DrumlineError": "drumline.errors",
+    "Interrupted": "drumline.errors",
     "Loss": "drumline.parallel.strategy",
     "OptimizedDataParallel": "drumline.parallel.optimized",
     "Result": "drumline.engine.records",
@@ -37,6 +38,7 @@ _HOMES = {
 __all__ = [
     "Callback",
     "DrumlineError",
+    "Interrupted",
     "Loss",
     "OptimizedDataParallel",
     "Result",

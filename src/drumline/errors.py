@@ -43,6 +43,13 @@ class DataError(DrumlineError):
     exit_status = 2
 
 
+class LoaderKilled(DataError):
+    """A loader process was killed or crashed; the data may well be what it was said to be."""
+
+    code = "loader_killed"
+    exit_status = 1
+
+
 class HardwareError(DrumlineError):
     """The machine does not have what the run asks for."""
 
@@ -95,3 +102,34 @@ class LaunchError(DrumlineError):
     """Workers could not be started, or one of them failed."""
 
     code = "launch"
+
+
+class HangError(DrumlineError):
+    """No progress within faults.hang_timeout_s; the message says who was where."""
+
+    code = "hang"
+
+
+class OutOfMemory(DrumlineError):
+    """Memory does not suffice even for the smallest piece of work."""
+
+    code = "out_of_memory"
+
+
+class RestartNeeded(DrumlineError):
+    """The run can only go on in new processes, from the state that was saved just before."""
+
+    code = "restart"
+
+
+class Interrupted(SystemExit):
+    """The run was asked from outside to stop; it is saved and can be gone on with.
+
+    No Exception: a script that does not catch it ends with status 3, and does not go on as if the run were done.
+    `reason` says what asked.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.code = 3

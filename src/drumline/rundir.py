@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
+import logging
 import os
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from drumline.errors import RunDirExists
+
+STOP_REQUEST, SAVE_REQUEST = "stop", "save"
+"""Files in `requests` by which a run is asked for something from outside."""
+
+TORN = b"\x00\n"
+"""What a torn line of a .jsonl file is ended with by the next writer. No line of JSON holds such a byte."""
+
+ENDING_S = 10.0
+"""How long processes of a run that was killed may still hold its directory: nothing is left of it after that."""
+
+LOOK_S = 0.1
+"""Between two tries to take a lock."""
+
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})
+"""What file systems without locks answer."""
+
+logger = logging.getLogger("drumline")
 
 
 @dataclass(frozen=True)
@@ -76,6 +97,16 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def requests(self) -> Path:
+        """Where files ask a run for something: STOP_REQUEST, SAVE_REQUEST."""
+        return self.path / "requests"
+
+    @property
+    def model(self) -> Path:
+        """config.json of a Hugging Face model, from which `drumline export` makes a folder; absent for others."""
+        return self.path / "model"
+
+    @property
     def profile(self) -> Path:
         """What train.profile saw: the trace and what it comes to."""
         return self.path / "profile"
@@ -128,20 +159,40 @@ def read_json(path: Path) -> Any:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a .jsonl file; a torn last line, left by a kill, is passed over. No file: no records."""
+    """Yield the records of a .jsonl file; torn lines, each left by a kill, are passed over. No file: no records."""
     if not path.exists():
         return
     with path.open("rb") as file:
         for line in file:
-            if line.endswith(b"\n"):
-                yield json.loads(line)
+            if line.endswith(TORN) or not line.endswith(b"\n"):
+                continue
+            yield json.loads(line)
+
+
+def keep_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
+    """Rewrite a .jsonl file without the records that are not to be kept, and without torn lines.
+
+    Atomically: a kill leaves all of it or what is kept. Returns how many records were dropped. No file: none.
+    """
+    if not path.exists():
+        return 0
+    found = list(read_lines(path))
+    kept = [record for record in found if keep(record)]
+    lines = "".join(json.dumps(record, default=str) + "\n" for record in kept).encode()
+    if lines != path.read_bytes():
+        write_atomic(path, lines)
+    return len(found) - len(kept)
 
 
 class LineWriter:
-    """Appends JSON records to a .jsonl file, a whole line a write, so that a reader never sees half a record."""
+    """Appends JSON records to a .jsonl file, a whole line a write, so that a reader never sees half a record.
+
+    A torn line, which a kill or a full disk has left at the file's end, stays one of its own, that readers pass over.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file: IO[bytes] = path.open("ab", buffering=0)
+        self._torn = is_torn(path)
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one record, stamped with the wall clock (`time`, seconds since 1970) unless it has a stamp.
@@ -149,9 +200,71 @@ class LineWriter:
         Raises OSError where there is no room for all of it; the torn line is then the last one.
         """
         line = json.dumps({"time": round(time.time(), 3), **record}, default=str).encode() + b"\n"
-        if self._file.write(line) != len(line):
+        if self._torn:
+            line = TORN + line
+        self._torn = self._file.write(line) != len(line)
+        if self._torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
 
     def close(self) -> None:
         """Close the file; closing twice is allowed."""
         self._file.close()
+
+
+def is_torn(path: Path) -> bool:
+    """Whether a file ends in the middle of a line."""
+    with path.open("rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
+
+
+class Lock:
+    """Keeps a run directory to one launcher, or one rank 0, at a time. The kernel gives it back when its holders end.
+
+    Processes forked by the holder hold it too, until they end or it is released.
+    """
+
+    def __init__(self, run: RunDir, role: Literal["launch", "run"], wait_s: float = 0.0) -> None:
+        """Take it, waiting up to wait_s seconds. Raises RunDirExists that names who has it.
+
+        role: what one launcher holds while its workers run, or rank 0 while a run is open in it.
+        Where the file system knows no locks there is a warning, and nobody is kept out.
+        """
+        run.logs.mkdir(mode=0o700, exist_ok=True)
+        self._file: IO[bytes] = (run.logs / f"{role}.lock").open("ab+", buffering=0)
+        try:
+            self._take(run, time.monotonic() + wait_s)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _take(self, run: RunDir, limit: float) -> None:
+        while True:
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno in NO_LOCKS:
+                    logger.warning("%s: nothing keeps a second run out of this directory: %s", run.path, error)
+                    return
+                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                    raise
+            if time.monotonic() > limit:
+                self._file.seek(0)
+                holder = self._file.read().decode(errors="replace") or "another process"
+                raise RunDirExists(
+                    f"a run goes on in {run.path} already: {holder} has it",
+                    "wait for its end or stop it, or give this run another name (--set name=...)",
+                )
+            time.sleep(LOOK_S)
+        self._file.truncate(0)
+        self._file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+
+    def release(self) -> None:
+        """Give it back, also for processes that were forked meanwhile; releasing twice is allowed."""
+        if not self._file.closed:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+            self._file.close()

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from drumline.cli import launch
 from drumline.cli.app import ExitStatusGroup
 from drumline.hardware.host import cpu_cores
-from drumline.launcher.agent import Watch
+from drumline.launcher.agent import Stops, Watch
 from drumline.launcher.processes import end_marked
 from drumline.launcher.spec import MARK
 from drumline.rundir import RunDir, read_json
@@ -141,13 +141,15 @@ raise ValueError("boom")
         "error: rank 1 failed: ValueError: boom (scripts/train.py:12)",
         f"  fix: see {run.log_of(1)}",
     ]
-    assert lines[0] == "Traceback (most recent call last):"
+    [sleeper] = read_json(run.logs / "agent.json")["stragglers"]
+    assert lines[:2] == [
+        f"ended what had outlived the workers that started it: pid {sleeper}",
+        "Traceback (most recent call last):",
+    ]
     assert lines[-4] == "ValueError: boom"
     assert "child.py" not in err
     assert run.log_of(1).read_text().endswith("ValueError: boom\n")
     assert not run.error_of(0).exists()
-    [sleeper] = read_json(run.logs / "agent.json")["stragglers"]
-    assert sleeper > 0
 
 
 def test_functions_return_their_results_and_a_killed_rank_is_named(folder: Path) -> None:
@@ -209,7 +211,10 @@ def test_ctrl_c_reaches_every_rank_once_and_ends_all(folder: Path) -> None:
     process = sleeping_launch()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=20)
-    assert (process.returncode, err) == (3, "interrupted by SIGINT; all workers have ended\n")
+    assert process.returncode == 3
+    leftovers, last = err.splitlines()
+    assert leftovers.startswith("ended what had outlived the workers that started it: pid ")
+    assert last == "interrupted by SIGINT; all workers have ended"
     assert Path("saved_0").exists() and Path("saved_1").exists()
     run = launched()
     assert still_running(run) == []
@@ -243,11 +248,54 @@ def test_a_death_is_seen_once_and_left_to_be_reaped() -> None:
     watch = Watch({0: process.pid})
     while not watch.over:
         watch.look()
-    assert watch.failed
+    assert watch.hinders
     assert (watch.deaths[0].exit_code, watch.deaths[0].ended_by_us) == (7, False)
     assert process.wait() == 7
     watch.end(signal.SIGTERM, 5)  # nobody is left: returns at once and signals no foreign process
     process.communicate()
+
+
+def seen_over(watch: Watch) -> bool:
+    watch.look()
+    return watch.over
+
+
+def test_a_signal_is_passed_on_to_ranks_alone_and_their_end_by_it_hinders_nobody() -> None:
+    script = "trap 'exit 0' USR1; sleep 60 & echo ready; wait"
+    ranks = [shell(script), shell("echo ready; sleep 60")]
+    children = [child for rank in ranks for child in psutil.Process(rank.pid).children()]
+    watch = Watch({number: rank.pid for number, rank in enumerate(ranks)})
+    watch.pass_on(signal.SIGUSR1)
+    wait_until(lambda: seen_over(watch))
+    assert [(death.exit_code, death.ended_by_us) for death in watch.deaths.values()] == [(0, True), (-10, True)]
+    assert not watch.hinders
+    assert all(child.is_running() for child in children)
+    for child in children:
+        child.kill()
+    for rank in ranks:
+        rank.communicate(timeout=5)
+
+
+def test_ranks_that_take_longer_than_the_grace_are_killed() -> None:
+    stubborn = shell("trap '' USR2; echo ready; while :; do sleep 60; done")
+    watch, stops = Watch({0: stubborn.pid}), Stops()
+    stops.handle(signal.SIGUSR2, None)
+    started = time.monotonic()
+    while not watch.over:
+        stops.pass_on(watch, 0.3)
+        time.sleep(0.02)
+    assert 0.3 <= time.monotonic() - started < 5
+    assert watch.deaths[0].exit_code == -signal.SIGKILL
+    stubborn.communicate(timeout=5)
+
+
+def test_a_failure_after_a_signal_hinders_the_others() -> None:
+    rank = shell("trap 'exit 1' TERM; echo ready; while :; do sleep 0.05; done")
+    watch = Watch({0: rank.pid})
+    watch.pass_on(signal.SIGTERM)
+    wait_until(lambda: seen_over(watch))
+    assert watch.hinders
+    rank.communicate(timeout=5)
 
 
 def test_marked_processes_are_ended_and_no_others() -> None:

@@ -55,6 +55,7 @@ def test_the_run_directory_is_complete_and_private(trained: tuple[Ended, RunDir]
         "exit.json",
         "logs",
         "checkpoints",
+        "requests",
     }
     assert {path.name for path in run.path.iterdir()} == names
     assert {run.log_of(rank).name for rank in range(2)} <= {path.name for path in run.logs.iterdir()}

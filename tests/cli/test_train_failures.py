@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from drumline.manifest import check
 from drumline.rundir import RunDir, read_lines
 from tests.cli.real_command import (
     COMMAND,
@@ -28,7 +29,10 @@ from tests.cli.real_command import (
     write_recipe,
 )
 
-FOREVER = ("--set", "train.max_steps=1000000", "--set", "evaluate.every=end", "--set", "checkpoint.every=null")
+FOREVER = (
+    *("--set", "train.max_steps=1000000", "--set", "evaluate.every=end", "--set", "checkpoint.every=null"),
+    *("--set", "faults.max_restarts=0"),
+)
 
 
 @pytest.fixture
@@ -211,10 +215,13 @@ def test_ctrl_c_ends_a_run_as_interrupted(training: tuple[Command, RunDir]) -> N
     print(f"Ctrl-C: {ended.ended - sent:.1f} s after the signal")
     assert ended.ended - sent < LIMIT_S
     assert ended.status == 3
-    assert ended.err == "interrupted by SIGINT; all workers have ended\n"
+    assert ended.err.splitlines() == [
+        "WARNING drumline: interrupted by SIGINT: the run is saved and ends (a second SIGINT or SIGTERM: at once)",
+        "interrupted by SIGINT; the run is saved, and the same command goes on with it",
+    ]
     assert processes_of(run) == []
     end = end_of(run)
     assert (end["exit_status"], end["reason"], end["message"]) == (3, "interrupted", "interrupted by SIGINT")
-    assert end["steps"] > 0
+    assert end["steps"] > 0 and check(run.checkpoint_of(end["steps"])) == []
     *_, event = read_lines(run.events)
-    assert event["event"] == "interrupted"
+    assert (event["event"], event["step"]) == ("interrupted", end["steps"])

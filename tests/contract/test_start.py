@@ -16,6 +16,7 @@ COMMAND = Path(sys.executable).with_name("drumline")
 TORCH_FREE = (
     "errors",
     "rundir",
+    "manifest",
     "config",
     "hardware",
     "plan",

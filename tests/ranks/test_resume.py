@@ -146,7 +146,7 @@ def test_a_resumed_run_saves_and_resumes_again(ranks: RankPool, tmp_path: Path) 
 
 
 def test_a_checkpoint_that_is_not_there_is_refused_on_all_ranks(ranks: RankPool, tmp_path: Path) -> None:
-    with pytest.raises(RankError, match="no complete checkpoint") as caught:
+    with pytest.raises(RankError, match="there is no file or folder") as caught:
         ranks.run(2, train_part, str(tmp_path / "run"), "plain", False, (), str(tmp_path / "step_3"))
     assert {error.type_name for error in caught.value.errors.values()} == {"DataError"}
     assert sorted(caught.value.errors) == [0, 1]

@@ -92,7 +92,7 @@ def test_twice_in_one_epoch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("every", [2, 3])
 def test_periodic_checkpoints_can_be_gone_on_from(tmp_path: Path, every: int) -> None:
-    checkpoint = {"every": every, "at_end": True}
+    checkpoint = {"every": every, "at_end": True, "keep": None}
     with build(tmp_path / "whole", "dropout", checkpoint=checkpoint) as whole:
         whole.fit()
     saved = sorted(int(path.name.removeprefix("step_")) for path in (tmp_path / "whole" / "checkpoints").iterdir())

@@ -160,6 +160,7 @@ def prepared(config: RunConfig, lengths: Lengths) -> RunConfig:
             "checkpoint": config.checkpoint.model_copy(update={"every": None, "at_end": False}),
             "track": config.track.model_copy(update={"console": False, "tensorboard": False}),
             "evaluate": type(config.evaluate)(every="end"),
+            "faults": config.faults.model_copy(update={"stop_signals": []}),  # what it has timed needs no saving
         }
     )
 

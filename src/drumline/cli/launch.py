@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from drumline.launcher.failures import Failure
     from drumline.launcher.start import Result
 
-_KEYS = ("hardware.device", "hardware.gpus", "hardware.num_processes")
+_KEYS = (
+    "hardware.device",
+    "hardware.gpus",
+    "hardware.num_processes",
+    "faults.max_restarts",
+    "faults.restart_on",
+    "faults.lost_gpu",
+    "faults.stop_signals",
+    "faults.stop_grace_s",
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -36,8 +45,9 @@ def launch(
     """Start a script in one process a visible GPU; on a machine without GPU in one, or in as many as you say."""
     from drumline.config.load import load_config
     from drumline.hardware.inventory import detect
+    from drumline.launcher.restarts import Policy, of_spec, run_with_restarts
     from drumline.launcher.spec import LaunchSpec
-    from drumline.launcher.start import choose_workers, launch_directory, start_workers
+    from drumline.launcher.start import choose_workers, launch_directory
 
     config = load_config(None, _checked(overrides or []))
     if not script.exists():
@@ -45,8 +55,8 @@ def launch(
     workers = choose_workers(config.hardware, detect())
     run = launch_directory(script.stem)
     gpus = workers.gpus if workers.gpus or config.hardware.device == "cpu" else None
-    spec = LaunchSpec(run.path, workers.num, "script", str(script), tuple(arguments or []), gpus)
-    finish(start_workers(spec), run)
+    spec = LaunchSpec(run.path, workers.num, "script", str(script), tuple(arguments or []), gpus).heeding(config.faults)
+    finish(run_with_restarts(of_spec(spec), Policy.of(config.faults, unless_said=0)), run)
 
 
 def _checked(overrides: list[str]) -> list[str]:
@@ -54,7 +64,7 @@ def _checked(overrides: list[str]) -> list[str]:
         key = override.partition("=")[0].strip()
         if key not in _KEYS:
             raise ConfigError(
-                f"--set {override}: launch only decides which workers there are",
+                f"--set {override}: launch only decides which workers there are, and when they are started again",
                 f"set one of {', '.join(_KEYS)} here, and {key} in the script",
             )
     return overrides
@@ -65,11 +75,14 @@ def finish(result: Result, run: RunDir) -> None:
 
     Raises that failure as LaunchError, and typer.Exit after an interruption.
     """
-    if result.interrupted is not None:
-        print(f"interrupted by {result.interrupted.name}; all workers have ended", file=sys.stderr)
-        raise typer.Exit(result.exit_status)
     failure = result.failure
     if failure is None:
+        if result.stopped is not None:
+            print(f"{result.stopped}; the run is saved, and the same command goes on with it", file=sys.stderr)
+        elif result.interrupted is not None:
+            print(f"interrupted by {result.interrupted.name}; all workers have ended", file=sys.stderr)
+        if result.stopped is not None or result.interrupted is not None:
+            raise typer.Exit(result.exit_status)
         return
     if failure.traceback:
         print(failure.traceback, file=sys.stderr)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,12 @@ from drumline.cli.options import Overrides, Recipe
 from drumline.cli.plan import plan_run, print_plan
 
 if TYPE_CHECKING:
+    from drumline.config.kept import Kept
     from drumline.config.schema import RunConfig
+    from drumline.launcher.spec import LaunchSpec
     from drumline.launcher.start import Result
-    from drumline.rundir import RunDir
+    from drumline.plan.record import Plan
+    from drumline.rundir import Lock, RunDir
 
 
 def register(app: typer.Typer) -> None:
@@ -27,26 +31,87 @@ def register(app: typer.Typer) -> None:
 
 def train(recipe: Recipe, overrides: Overrides = None) -> None:
     """Train a recipe on every device of this machine; metrics and report data go to the run directory."""
+    from drumline.config.changes import with_global_batch
     from drumline.config.load import dump_config, load_config
     from drumline.hardware.doctor import environment_facts
+    from drumline.launcher.restarts import RECIPE_RESTARTS, Policy, run_with_restarts
     from drumline.launcher.spec import LaunchSpec
-    from drumline.launcher.start import start_workers
-    from drumline.rundir import RunDir, write_atomic, write_json
+    from drumline.rundir import Lock, RunDir, write_atomic, write_json
 
     config = load_config(recipe, overrides or ())
-    plan = plan_run(config, counts=False)
-    run = RunDir.create(directory_of(config, recipe))
+    path = directory_of(config, recipe)
+    lock, kept = take_existing(path, config)
+    if kept is not None and kept.finished is not None:
+        print(f"{kept.describe(path)}\n{summary(RunDir(path))}")
+        return
+    plan = plan_run(config if kept is None else with_global_batch(config, kept.global_batch), counts=False)
+    run = RunDir(path) if kept is not None else RunDir.create(path)
+    lock = lock or Lock(run, "launch")  # held to the end of this process
     write_atomic(run.config, dump_config(config))
     write_json(run.env, environment_facts(deep=False))
     write_json(run.plan, plan.to_json())  # the workers complete it once they have counted the rows
     spec = LaunchSpec(run.path, plan.world_size, "module", "drumline.worker", (str(run.path),), plan.gpus)
+    spec = spec.heeding(config.faults)
     print(f"run: {run.path}")
+    if kept is not None:
+        tell_changes(run, kept)
     print_plan(plan)
     sys.stdout.flush()  # the workers write to the same stream
-    result = start_workers(spec)
+    spec_of = lambda gpus: spec if gpus is None else without_lost(spec, config, plan, gpus)  # noqa: E731
+    result = run_with_restarts(spec_of, Policy.of(config.faults, RECIPE_RESTARTS))
     record_end(run, result)
     finish(result, run)
     print(summary(run))
+
+
+def without_lost(spec: LaunchSpec, config: RunConfig, plan: Plan, gpus: tuple[str, ...]) -> LaunchSpec:
+    """What goes on with the GPUs that are left, planned anew for them; the global batch stays as it was planned."""
+    from drumline.config.changes import with_global_batch
+    from drumline.config.load import dump_config
+    from drumline.rundir import write_atomic, write_json
+
+    hardware = config.hardware.model_copy(update={"gpus": list(gpus)})
+    left = with_global_batch(config.model_copy(update={"hardware": hardware}), plan.global_batch)
+    anew = plan_run(left, counts=False)
+    write_atomic(spec.run.config, dump_config(left))
+    write_json(spec.run.plan, anew.to_json())
+    return replace(spec, num_workers=anew.world_size, gpus=anew.gpus)
+
+
+def take_existing(path: Path, config: RunConfig) -> tuple[Lock | None, Kept | None]:
+    """Keep others out of a run directory that is there, and say what it binds this run to; both None where none is.
+
+    Raises RunDirExists and ConfigError for one that cannot be gone on with.
+    """
+    from drumline.config.kept import is_there, read_kept
+    from drumline.rundir import ENDING_S, STOP_REQUEST, Lock, RunDir
+
+    if not is_there(path, config):
+        return None, None
+    run = RunDir(path)
+    lock = Lock(run, "launch")
+    Lock(run, "run", ENDING_S).release()  # nobody trains there any more, whoever was killed just before
+    kept = read_kept(run, config)
+    if kept.finished is None:
+        run.exit.unlink(missing_ok=True)
+        (run.requests / STOP_REQUEST).unlink(missing_ok=True)  # it was meant for an attempt that has ended
+    return lock, kept
+
+
+def tell_changes(run: RunDir, kept: Kept) -> None:
+    """Say from where the run goes on; and which settings are not what they were, in events.jsonl too."""
+    from drumline.rundir import LineWriter
+
+    if kept.newest is None:
+        print("  beginning anew: it has no checkpoint yet")
+    else:
+        print(f"  going on from its newest valid checkpoint; there is one of update {kept.newest}")
+    for change in kept.changes:
+        print(f"  changed: {change}")
+    if kept.changes:
+        events = LineWriter(run.events)
+        events.write({"event": "changed", "settings": {each.name: [each.old, each.new] for each in kept.changes}})
+        events.close()
 
 
 def directory_of(config: RunConfig, recipe: str) -> Path:
@@ -67,7 +132,7 @@ def record_end(run: RunDir, result: Result) -> None:
         message = str(result.failure.to_error(log_of(result.failure, run)))
     else:
         reason, told = "interrupted", known.get("reason") == "interrupted"
-        message = f"interrupted by {result.interrupted.name}" if result.interrupted is not None else ""
+        message = result.stopped or (f"interrupted by {result.interrupted.name}" if result.interrupted else "")
     steps = known.get("steps", last_step(run))
     write_json(run.exit, {"exit_status": result.exit_status, "reason": reason, "message": message, "steps": steps})
     if not told:

@@ -17,7 +17,7 @@ class Kind(BaseModel):
     backend: Literal["auto", "nccl", "gloo"] = Field(
         "auto", description="auto: nccl between GPUs, gloo between CPU processes."
     )
-    timeout_s: PositiveFloat = Field(600.0, description="Longest wait for the other ranks.")
+    timeout_s: PositiveFloat = Field(900.0, description="Longest wait for the other ranks.")
 
 
 class AutoParallel(Kind):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from drumline.config.data import Data, LoaderSettings
 from drumline.config.model import DecoderModel, Model
@@ -38,10 +38,33 @@ class EvaluateConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """When state is saved."""
+    """When state is saved, in which form, what is kept, and what a run begins with."""
 
-    every: PositiveInt | None = Field(None, description="Updates between saves; none: only at the end.")
+    every: PositiveInt | None = Field(None, description="Updates between saves; none: see every_s and at_end.")
+    every_s: PositiveFloat | None = Field(None, description="Seconds between saves, besides `every`.")
     at_end: bool = Field(True, description="Save when the run ends.")
+    asynchronous: bool = Field(
+        True, description="Training goes on while a save is written; it waits for the copy to the host only."
+    )
+    format: Literal["auto", "whole", "sharded"] = Field(
+        "auto",
+        description="One file with all tensors, or each rank's parts (torch.distributed.checkpoint). auto: sharded "
+        "under fsdp. Any form loads under any kind and number of processes.",
+    )
+    keep: PositiveInt | None = Field(3, description="Newest checkpoints that are kept; none: all.")
+    keep_best: NonNegativeInt = Field(0, description="Checkpoints that are kept besides, by `metric`.")
+    metric: str = Field("loss", description="Evaluation metric that keep_best goes by.")
+    mode: Literal["min", "max"] = Field("min", description="Which way `metric` is better.")
+    resume: bool = Field(
+        True,
+        description="Go on from the newest valid checkpoint where the run directory exists; false: refuse an existing "
+        "one.",
+    )
+    initial: Path | None = Field(
+        None,
+        description="Weights that a new run begins with: a checkpoint of ours or anybody's, a .pt, .pth, .ckpt or "
+        ".safetensors file, or a Hugging Face, accelerate or Lightning folder.",
+    )
 
 
 class TrackConfig(Section):
@@ -81,6 +104,34 @@ class HardwareConfig(Section):
     )
 
 
+class FaultsConfig(Section):
+    """What is done when something goes wrong outside of the training code, and how a run is stopped."""
+
+    max_restarts: NonNegativeInt | None = Field(
+        None,
+        description="Restarts of all workers, each from the newest valid checkpoint; none: 3 for recipes, which "
+        "resume, 0 for scripts and functions.",
+    )
+    restart_on: Literal["faults", "any"] = Field(
+        "faults",
+        description="faults: killed processes, lost GPUs, failed communication and hangs; any: every failure but a bad "
+        "request.",
+    )
+    lost_gpu: Literal["leave_out", "wait"] = Field(
+        "leave_out", description="Go on without a GPU that is lost, with the same global batch, or wait for it."
+    )
+    hang_timeout_s: PositiveFloat = Field(
+        600.0, description="Longest time without progress before the run ends with a report; half after an update."
+    )
+    stop_signals: list[Literal["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"]] = Field(
+        default=["SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2"],
+        description="Signals on which all ranks stop after one update, save, and end as resumable.",
+    )
+    stop_grace_s: PositiveFloat = Field(
+        600.0, description="How long ranks may take to stop and save before they are killed; a second signal: at once."
+    )
+
+
 class RunConfig(Section):
     """A run: what, on what data, how long, on which devices."""
 
@@ -101,3 +152,4 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     track: TrackConfig = TrackConfig()
     hardware: HardwareConfig = HardwareConfig()
+    faults: FaultsConfig = FaultsConfig()

@@ -79,12 +79,23 @@ class ProfileConfig(Section):
     steps: PositiveInt = Field(5, description="Updates that are watched.")
 
 
+class OutOfMemoryConfig(Section):
+    """What happens when a device's memory does not suffice."""
+
+    recover: bool = Field(True, description="Redo the update with smaller micro-batches; false: end the run.")
+    target: Fraction = Field(0.9, description="Share of the device's memory that micro_batch: auto may fill.")
+    grow_after: PositiveInt | None = Field(
+        None, description="Updates after which a micro-batch that had to shrink is doubled again; none: never."
+    )
+
+
 class TrainConfig(Section):
     """Batch, length, optimizer, precision: everything about the updates."""
 
     global_batch: PositiveInt | None = Field(None, description="Samples an update, over everything.")
     micro_batch: PositiveInt | Literal["auto"] = Field(
-        "auto", description="Samples a forward pass and shard; auto: the shard's whole share."
+        "auto",
+        description="Samples a forward pass and shard; auto: the shard's whole share, or on a GPU as many as fit.",
     )
     batch_size_per_gpu: PositiveInt | None = Field(
         None, description="Instead of global_batch, with gradient_accumulation_steps."
@@ -94,6 +105,9 @@ class TrainConfig(Section):
         None, description="Passes over the data; this or max_steps (both: whichever ends first)."
     )
     max_steps: PositiveInt | None = Field(None, description="Completed updates.")
+    max_time_s: PositiveFloat | None = Field(
+        None, description="Seconds after which the run stops, saves, and can be resumed; none: no limit."
+    )
     lr: PositiveFloat = Field(3e-4, description="Peak learning rate.")
     optimizer: OptimizerConfig = OptimizerConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -109,6 +123,7 @@ class TrainConfig(Section):
         False, description="Replay compiled code as CUDA graphs, where shapes are static: less work for the host."
     )
     checkpointing: CheckpointingConfig = CheckpointingConfig()
+    out_of_memory: OutOfMemoryConfig = OutOfMemoryConfig()
     linear: LinearConfig = LinearConfig()
     deterministic: bool = Field(
         False, description="Two runs give equal bits on the same devices; slower, and what cannot be so is an error."

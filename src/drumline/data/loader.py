@@ -16,6 +16,7 @@ from torch.utils.data._utils import signal_handling as torch_signals
 from torch.utils.data._utils import worker as torch_worker
 
 from drumline.data.limits import Sharing
+from drumline.data.loader_signals import leave_signals_to_rank
 from drumline.data.seeds import seed_streams
 from drumline.data.sharing import begin_sharing, explained, share, unshared
 from drumline.data.source import Collate, Source
@@ -105,6 +106,7 @@ class StartWorker:
 
     def __call__(self, worker: int) -> None:
         """Start loader process number `worker`."""
+        leave_signals_to_rank()
         begin_sharing(self._sharing)
         info = get_worker_info()
         assert info is not None
@@ -162,10 +164,11 @@ class Reader:
         Raises the drumline error that a loader process came to, and DataError where one finds no shared memory or file
         handles, or is killed; any other error of the data set's own as it is.
         """
-        for item in self.items():
-            if isinstance(item, DrumlineError):
-                raise item
-            yield unshared(item) if self._options.num_workers else item
+        for sent in self.items():
+            for item in sent if isinstance(sent, list) else [sent]:
+                if isinstance(item, DrumlineError):
+                    raise item
+                yield unshared(item) if self._options.num_workers else item
 
     def items(self) -> Iterator[Any]:
         """Go through what loader processes send, as it is; raises as `read` does for what torch reports."""

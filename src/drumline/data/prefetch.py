@@ -54,6 +54,10 @@ class DeviceFeed:
             arrival()
             yield micro_batch
 
+    def recut(self, micro_batch: int) -> None:
+        """Cut windows anew."""
+        self._feed.recut(micro_batch)
+
     def close(self) -> None:
         """End loader processes."""
         self._feed.close()

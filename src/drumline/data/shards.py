@@ -38,6 +38,11 @@ class ShardFeeds:
                 if micro_batch is not None:
                     yield micro_batch._replace(shard=shard)
 
+    def recut(self, micro_batch: int) -> None:
+        """Cut the windows of all shards anew."""
+        for feed in self._feeds:
+            feed.recut(micro_batch)
+
     def close(self) -> None:
         """End loader processes."""
         for feed in self._feeds:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._utils import ExceptionWrapper
 
 from drumline.data.limits import PAGE_BYTES, Sharing, size
-from drumline.errors import DataError
+from drumline.errors import DataError, LoaderKilled
 from drumline.hardware.host import open_files, space
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -113,7 +113,7 @@ def explained(error: BaseException) -> DataError | None:
             f"raise it before the start (ulimit -n 65536, docker run --ulimit nofile=65536), or {smaller}",
         )
     if match := _ENDED.search(text):
-        return DataError(
+        return LoaderKilled(
             f"a loader process ended before its work was done: {_reason(text[match.start() :])}",
             f"see the end of this rank's log; {smaller}, so that less is held in memory",
         )

@@ -59,14 +59,20 @@ class _MicroBatches(IterableDataset[Any]):
         self._worker: int | None = None
         self._num_workers = num_workers
         self._epoch = torch.zeros((), dtype=torch.int64)
-        if num_workers:
-            self._epoch.share_memory_()  # loader processes that live on from epoch to epoch look here
+        self._pass_rows = torch.tensor(cut.micro_batch)
+        if num_workers:  # loader processes that live on from epoch to epoch look here
+            self._epoch.share_memory_()
+            self._pass_rows.share_memory_()
 
     def begin(self, epoch: int) -> None:
         """Set the epoch of the next pass; EVALUATED for one of an evaluation."""
         self._epoch.fill_(epoch)
 
-    def __iter__(self) -> Iterator[MicroBatch | DrumlineError]:
+    def recut(self, micro_batch: int) -> None:
+        """Make micro-batches of at most so many rows, out of the same rows in the same turns."""
+        self._pass_rows.fill_(micro_batch)
+
+    def __iter__(self) -> Iterator[list[MicroBatch | DrumlineError]]:
         epoch = int(self._epoch)
         if epoch != EVALUATED and hasattr(self._rows, "set_epoch"):
             self._rows.set_epoch(epoch)
@@ -86,8 +92,15 @@ class _MicroBatches(IterableDataset[Any]):
             batch = read_on(stream, sizes[number % len(sizes)])
             if batch == []:
                 return
-            yield self._counted(batch)
+            yield self._cut_up(batch)
             number += workers
+
+    def _cut_up(self, rows: list[Any] | DrumlineError) -> list[MicroBatch | DrumlineError]:
+        """Micro-batches of what was read at once, sent together: which loader process has its turn stays as it was."""
+        if isinstance(rows, DrumlineError):
+            return [rows]
+        pieces = balanced(len(rows), -(-len(rows) // int(self._pass_rows)))
+        return [self._counted(rows[piece.start : piece.stop]) for piece in pieces]
 
     def _number(self) -> int:
         """Number of this loader process.
@@ -182,6 +195,10 @@ class StreamFeed:
         """Micro-batches of an evaluation, each of the shard's rows once."""
         self._batches.begin(EVALUATED)
         return self._reader.read()
+
+    def recut(self, micro_batch: int) -> None:
+        """Cut windows into micro-batches of at most so many samples; what was read ahead is read again."""
+        self._batches.recut(micro_batch)
 
     def close(self) -> None:
         """End loader processes."""

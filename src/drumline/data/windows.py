@@ -62,6 +62,10 @@ class Feed(Protocol):
         """Batches of an evaluation, each of the shards' rows once; several shards take turns."""
         ...
 
+    def recut(self, micro_batch: int) -> None:
+        """Cut windows into micro-batches of at most so many samples from the next `epoch` on; the same windows."""
+        ...
+
     def close(self) -> None:
         """End loader processes."""
         ...
@@ -151,6 +155,11 @@ class RowFeed:
             Piece((EVALUATION, self._seed, self._cuts[shard].shard, number), rows) for shard, number, rows in places
         )
         return (micro_batch._replace(shard=shard) for micro_batch, (shard, _, _) in zip(read, places, strict=True))
+
+    def recut(self, micro_batch: int) -> None:
+        """Cut windows into micro-batches of at most so many samples from the next `epoch` on; the same windows."""
+        self._cut = self._cut._replace(micro_batch=micro_batch)
+        self._cuts = [cut._replace(micro_batch=micro_batch) for cut in self._cuts]
 
     def close(self) -> None:
         """End loader processes."""

@@ -15,7 +15,6 @@ from drumline.data.loader import LoaderOptions, Piece, RowLoader
 from drumline.data.order import weighted
 from drumline.data.seeds import ROWS
 from drumline.data.source import Source
-from drumline.parallel.ddp import Ddp
 from drumline.parallel.groups import Groups
 from drumline.parallel.objective import preserved
 from drumline.parallel.strategy import MicroBatch, Strategy, Task
@@ -57,7 +56,6 @@ def measure_balance(
     settings = config.parallel
     if not isinstance(settings, DdpParallel) or settings.balance == "equal" or groups.world.size == 1:
         return Balance(None, None)
-    assert isinstance(strategy, Ddp)
     reason = None
     if source.is_stream:
         reason = "a stream is read as it comes, and cannot be cut by speed"
@@ -70,7 +68,7 @@ def measure_balance(
     with preserved(model, groups.device):
         micro_batch = _first_rows(source, task, config, plan)
         groups.side.exchange("balance")  # together, as in training: ranks may share a host
-        passes = [strategy.timed_pass(micro_batch) for _ in range(WARM_UP + TIMED)]
+        passes = [strategy.trial([micro_batch]) for _ in range(WARM_UP + TIMED)]
     seconds = groups.side.exchange("speed", median(passes[WARM_UP:]))
     return shared_out(seconds, plan.global_batch)
 

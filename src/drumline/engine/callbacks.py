@@ -40,7 +40,7 @@ class Callback:
         """The held-out data was evaluated: `info.evaluation` has the metrics, equal on all ranks."""
 
     def on_save(self, trainer: Trainer, path: Path) -> None:
-        """A checkpoint is complete in this directory."""
+        """A checkpoint is complete in this directory; one that was written meanwhile is of an earlier update."""
 
     def on_end(self, trainer: Trainer, result: Result | None) -> None:
         """Training ended: with its result; with None where it failed or the caller left the loop.

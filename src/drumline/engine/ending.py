@@ -27,11 +27,12 @@ OURS = tuple(f"{Path(package.__file__).parent}/" for package in (drumline, torch
 """Beginnings of the file names of drumline's code and torch's."""
 
 INTERRUPTED = 3
-"""Exit status in exit.json after Ctrl-C."""
+"""Exit status in exit.json of a run that was stopped from outside; it can be resumed."""
 
 
 def release(run: Run) -> None:
     """Give back trackers, loader processes and wrappers."""
+    run.checkpoints.close()
     for tracker in run.trackers:
         tracker.close()
     if run.events is not None:
@@ -40,6 +41,8 @@ def release(run: Run) -> None:
     if run.evaluation_feed is not None:
         run.evaluation_feed.close()
     run.strategy.close()
+    if run.lock is not None:
+        run.lock.release()
 
 
 def write_exit(run: Run, status: int, reason: str, message: str = "") -> None:
@@ -48,6 +51,17 @@ def write_exit(run: Run, status: int, reason: str, message: str = "") -> None:
         run.directory.exit,
         {"exit_status": status, "reason": reason, "message": message, "steps": run.progress.step},
     )
+
+
+def end_run(run: Run) -> None:
+    """Write how a run ended that did not fail; on rank 0."""
+    reason = run.reason or "done"
+    if run.interrupted:
+        write_exit(run, INTERRUPTED, "interrupted", reason)
+        run.event("interrupted", step=run.progress.step, message=reason)
+    else:
+        write_exit(run, 0, reason)
+        run.event("end", step=run.progress.step, reason=reason)
 
 
 @contextmanager

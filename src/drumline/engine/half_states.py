@@ -38,6 +38,13 @@ class HalfStateAdamW(torch.optim.AdamW):
         self._half = {"bf16": torch.bfloat16, "fp16": torch.float16}[half]
         self._step_supports_amp_scaling = fused
 
+    def allocate(self) -> None:
+        """Make the state of all parameters, before the first update."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.requires_grad:
+                    self._state_of(p)
+
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient."""
         loss = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 
@@ -12,25 +12,30 @@ from drumline.parallel.objective import to_device
 from drumline.parallel.strategy import MicroBatch
 
 
-def in_step(run: Run, micro_batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
+def in_step(run: Run, micro_batches: Iterable[MicroBatch], ends: Callable[[], bool]) -> Iterator[MicroBatch]:
     """The micro-batches; where forward passes are collectives, followed by passes whose results count nothing.
 
     Those have weight 0 and neither units nor samples. A rank makes them on its last batch, and one that never had a row
-    on a batch of another rank's. All ranks come here together, and leave together.
+    on a batch of another rank's. All ranks come here together then, and leave together: also where `ends`, asked before
+    each pass, is true on one of them.
     """
     if not run.strategy.forwards_together:
-        yield from micro_batches
+        for own in micro_batches:
+            if ends():
+                return
+            yield own
         return
     coming, spare = iter(micro_batches), None
     while True:
         micro_batch = next(coming, None)
         spare = micro_batch or spare
-        # By rank: whether it has rows for this pass, and whether it has a batch at all.
-        answers = run.groups.side.exchange("evaluation pass", [micro_batch is not None, spare is not None])
-        if not any(has_rows for has_rows, _ in answers):
+        # By rank: whether it has rows for this pass, whether it has a batch at all, and whether it wants to leave.
+        mine = [micro_batch is not None, spare is not None, ends()]
+        answers = run.groups.side.exchange("evaluation pass", mine)
+        if any(wants_to_leave for _, _, wants_to_leave in answers) or not any(has_rows for has_rows, _, _ in answers):
             return
-        if not all(has_batch for _, has_batch in answers):
-            spare = _lent(run, spare, giver=[has_rows for has_rows, _ in answers].index(True))
+        if not all(has_batch for _, has_batch, _ in answers):
+            spare = _lent(run, spare, giver=[has_rows for has_rows, _, _ in answers].index(True))
         assert spare is not None
         yield spare._replace(units=0, samples=0, weight=0) if micro_batch is None else micro_batch
 

@@ -36,14 +36,29 @@ class Meter:
         """Add a user's value, as part of a mean with this weight."""
         add(self._sums, f"{METRIC}{name}", detached(value) * weight, weight)
 
+    def put_back(self, name: str, value: float, weight: float) -> None:
+        """Add what an earlier attempt had summed up, under the name that `read` gave it."""
+        add(self._sums, name, torch.tensor(value, dtype=torch.float64), weight)
+
     def take(self) -> HostSums:
         """Read and clear; one copy from the device for all values."""
+        found = self.read()
+        self._sums = {}
+        return found
+
+    def read(self) -> HostSums:
+        """What is summed up so far."""
         names = list(self._sums)
         flat = [x if isinstance(x, Tensor) else torch.tensor(x) for name in names for x in self._sums[name]]
         device = next((x.device for x in flat if x.device.type != "cpu"), torch.device("cpu"))
         values = torch.stack([x.double().to(device, non_blocking=True) for x in flat]).tolist() if flat else []
-        self._sums = {}
         return {name: values[2 * i : 2 * i + 2] for i, name in enumerate(names)}
+
+
+def by_rank(parts: Sequence[HostSums]) -> dict[str, list[float]]:
+    """All ranks' sums as a checkpoint holds them: name -> sum and weight of rank 0, of rank 1, and so on."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: [number for part in parts for number in part.get(name, (0.0, 0.0))] for name in names}
 
 
 def means(parts: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:

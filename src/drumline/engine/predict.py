@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -14,10 +16,10 @@ from drumline.data.source import Collate, as_source
 from drumline.engine.evaluate import evaluating
 from drumline.engine.feeds import evaluation_feed
 from drumline.engine.gather import gather
-from drumline.engine.lockstep import in_step
 from drumline.engine.run import Run
+from drumline.engine.tries import Passes, go_through
 from drumline.errors import ConfigError, DataError
-from drumline.parallel.strategy import Batch, Loss, MicroBatch, Task
+from drumline.parallel.strategy import Batch, Loss, MicroBatch, Strategy, Task
 
 Forward = Callable[[nn.Module, Batch], Any]
 
@@ -30,7 +32,8 @@ def predict(run: Run, data: Any, *, collate: Collate | None = None, forward: For
     An entry is a row of what the task predicts, or of what `forward(model, batch)` returns: a tensor on the CPU, or a
     dict, list or tuple of such. Rows need no labels. All ranks call it, and all hold all entries. Averaged weights are
     used, if the run has them. Raises ConfigError for a task that says nothing of predictions where there is no
-    `forward`, and for a stream over several processes; DataError where rows come or go.
+    `forward`, and for a stream over several processes; DataError where rows come or go. Where memory runs out on a
+    rank, all begin again with smaller batches, in this call alone.
     """
     source = as_source(data, collate)
     ranks = run.groups.world.size
@@ -45,32 +48,66 @@ def predict(run: Run, data: Any, *, collate: Collate | None = None, forward: For
         plan = dataclasses.replace(plan, num_shards=ranks)
     num_local = plan.num_shards // ranks
     function = forward or _forward_of(run.task)
-    feed = evaluation_feed(source, _Rows(run.task), run.config, plan, run.groups.world)
-    mine: list[list[tuple[int, Any]]] = [[] for _ in range(num_local)]
-    running: deque[tuple[MicroBatch, Any]] = deque()
-
-    def keep(num_running: int) -> None:
-        """Wait for all batches but the newest."""
-        while len(running) > num_running:
-            micro_batch, outputs = running.popleft()
-            if micro_batch.weight:
-                mine[micro_batch.shard].append((micro_batch.samples, _kept(outputs, micro_batch.samples)))
-
-    try:
-        with evaluating(run.model), run.strategy.averaged():
-            for micro_batch in in_step(run, feed.evaluation()):
-                running.append((micro_batch, run.strategy.run(micro_batch, function)))
-                keep(num_local - 1)  # every shard's device has one to compute
-            keep(0)
-    finally:
-        feed.close()
+    known = (run.config.evaluate.batch or source.batch_size, run.progress.evaluation_batch)
+    batch = min((size for size in known if size is not None), default=None)
+    while True:
+        config = run.config
+        if batch is not None:
+            config = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"batch": batch})})
+        feed = evaluation_feed(source, _Rows(run.task), config, plan, run.groups.world)
+        kept = _Kept(run.strategy, function, num_local)
+        try:
+            rows, inside = batch or plan.micro_batch, partial(kept.inside, run.model)
+            ended = go_through(run, Passes("prediction", rows, feed.evaluation, inside, kept.add, kept.result))
+        finally:
+            feed.close()
+        if ended.results is not None:
+            break
+        batch = ended.smaller  # for this call only: another function may take less
     found: list[Any] = []
-    for part in gather(run.groups, mine, "predictions"):
+    for part in gather(run.groups, kept.by_shard, "predictions"):
         for num_rows, outputs in chain.from_iterable(part):
             found.extend(_row(outputs, row) for row in range(num_rows))
     if source.num_rows is not None and len(found) != source.num_rows:
         raise DataError(f"{len(found)} rows were read of {source.num_rows}", "let len() of the data set be its rows")
     return found
+
+
+class _Kept:
+    """The predictions of one process, on the CPU."""
+
+    def __init__(self, strategy: Strategy, function: Forward, num_local: int) -> None:
+        self._strategy = strategy
+        self._function = function
+        self._running: deque[tuple[MicroBatch, Any]] = deque()
+        self.by_shard: list[list[tuple[int, Any]]] = [[] for _ in range(num_local)]
+        """Number of rows and outputs of each batch."""
+
+    @contextmanager
+    def inside(self, model: nn.Module) -> Iterator[None]:
+        """The context of all passes; at its end there is nothing left to wait for."""
+        try:
+            with evaluating(model), self._strategy.averaged():
+                yield
+                self._keep(0)
+        finally:
+            self._running.clear()
+
+    def add(self, micro_batch: MicroBatch) -> None:
+        """Predict one batch."""
+        self._running.append((micro_batch, self._strategy.run(micro_batch, self._function)))
+        self._keep(len(self.by_shard) - 1)  # every shard's device has one to compute
+
+    def _keep(self, num_running: int) -> None:
+        """Wait for all batches but the newest."""
+        while len(self._running) > num_running:
+            micro_batch, outputs = self._running.popleft()
+            if micro_batch.weight:
+                entry = micro_batch.samples, _kept(outputs, micro_batch.samples)
+                self.by_shard[micro_batch.shard].append(entry)
+
+    def result(self) -> None:
+        """They are gathered by other means."""
 
 
 def _forward_of(task: Task) -> Forward:

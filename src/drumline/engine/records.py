@@ -35,7 +35,7 @@ class Result:
     skipped: int
     """Updates that were skipped for a non-finite gradient."""
     reason: str
-    """done, early_stop, or what a callback gave to `stop`."""
+    """done, early_stop, what a callback gave to `stop`, or what interrupted the run."""
     evaluation: Mapping[str, float] | None
     """The last evaluation's metrics."""
     run_dir: Path

@@ -14,15 +14,20 @@ from torch import nn
 from drumline.config.schema import RunConfig
 from drumline.data.windows import Feed
 from drumline.engine.callbacks import Callbacks
+from drumline.engine.checkpoint import Checkpointer
+from drumline.engine.hang import Pulse
+from drumline.engine.marks import Marks
 from drumline.engine.meter import Meter
+from drumline.engine.outside import Outside
 from drumline.engine.pending import Known, Numbers, Pending
 from drumline.engine.profiling import Profile
 from drumline.engine.stopping import Patience
 from drumline.errors import NonFiniteError
 from drumline.parallel.groups import Groups
+from drumline.parallel.side_channel import Recovery
 from drumline.parallel.strategy import Strategy, Task
 from drumline.plan.record import Plan
-from drumline.rundir import LineWriter, RunDir
+from drumline.rundir import LineWriter, Lock, RunDir
 from drumline.track.protocol import Tracker
 
 logger = logging.getLogger("drumline")
@@ -41,6 +46,20 @@ class Progress:
     skipped_in_a_row: int = 0
     patience: Patience = field(default_factory=Patience)
     history: list[dict[str, float]] = field(default_factory=list)
+    micro_batch: int | None = None
+    """Samples a pass and shard that were found to fit; None: the plan's."""
+    evaluation_batch: int | None = None
+    """The same of an evaluation."""
+    num_shards: int | None = None
+    """Shards that these two were found with."""
+    since_shrunk: int = 0
+    """Updates since the micro-batch last had to shrink."""
+    owes_evaluation: bool = False
+    """Whether a stop cut an evaluation short, which is made up for first thing after a resume."""
+    meters: dict[str, list[float]] = field(default_factory=dict)
+    """What the log interval has summed up so far, see meter.by_rank; in a checkpoint only."""
+    rows: int | None = None
+    """Training rows of an epoch; None for a stream, and where a checkpoint does not say."""
 
     def begin_epoch(self, epoch: int) -> None:
         """Stand before the first window of this epoch."""
@@ -92,6 +111,8 @@ class Run:
     """Training FLOPs of one counted unit; None where the model's are not known."""
     peak_flops: float | None
     """Of one device, at the run's precision; None where not known."""
+    checkpoints: Checkpointer
+    """Saves the run's state."""
     trackers: Sequence[Tracker] = ()
     callbacks: Callbacks = field(default_factory=Callbacks)
     events: LineWriter | None = None
@@ -100,10 +121,24 @@ class Run:
     clock: Callable[[], float] = time.perf_counter
     meter: Meter = field(default_factory=Meter)
     progress: Progress = field(default_factory=Progress)
+    marks: Marks = field(default_factory=Marks)
+    """Where it stood before its newest windows."""
+    outside: Outside = field(default_factory=Outside)
+    """Where this rank hears of signals, requests and time limits."""
+    pulse: Pulse = field(default_factory=Pulse)
+    """Where this rank is, for the thread that watches it."""
     stop_reason: str | None = None
-    """Asked for on this rank; not agreed yet."""
+    """Asked for on this rank by the user's own code; not agreed yet."""
     reason: str | None = None
     """Why the run ended, agreed by all ranks; None while it goes on."""
+    interrupted: bool = False
+    """Whether that reason is one from outside (a signal, a request, a time limit): the run can be resumed."""
+    finished: str | None = None
+    """Why an earlier attempt ended for good, so that nothing is left to train."""
+    lock: Lock | None = None
+    """Keeps others out of the run directory; rank 0's."""
+    save_asked: bool = False
+    """Whether a save was asked for from outside, agreed by all ranks; it is made after the update."""
 
     @property
     def first_shard(self) -> int:
@@ -111,6 +146,7 @@ class Run:
         return self.groups.world.rank * (self.plan.num_shards // self.plan.world_size)
 
     def __post_init__(self) -> None:
+        self.pulse.directory = self.directory
         self.began = self.clock()
         self.interval = Interval(self.began)
         self.last = [Numbers(math.nan, True, math.nan) for _ in self.tasks]
@@ -153,6 +189,28 @@ class Run:
         """Whether an update with a gradient that is not finite is skipped, rather than the run ended."""
         return self.config.train.non_finite == "skip" or self.plan.precision == "fp16"
 
+    def wants_to_stop(self) -> bool:
+        """Whether this rank asks for a stop, or all have agreed on one; for looking often, and not agreed itself."""
+        return self.reason is not None or self.stop_reason is not None or self.outside.look() is not None
+
+    def asks(self) -> dict[str, Any]:
+        """What this rank asks for, to be sent with the next exchange, whose answers go to `heed`."""
+        outside = self.outside.look()
+        stop = (self.stop_reason, False) if self.stop_reason is not None else outside and (outside, True)
+        save = self.outside.wants_save() or self.checkpoints.overdue(self.clock())
+        return {"stop": stop, "save": save, "written": self.checkpoints.written}
+
+    def heed(self, answers: Sequence[Mapping[str, Any]]) -> None:
+        """Take in what the ranks ask for, alike on all: why the run stops, and whether it is saved."""
+        if any(answer["save"] for answer in answers):
+            self.save_asked = True
+            self.outside.save_is_agreed()
+        self.checkpoints.heed([answer["written"] for answer in answers])
+        stops = [answer["stop"] for answer in answers if answer["stop"]]
+        if self.reason is None and stops:
+            # What the user's code asked for goes first: that run is done, and need not be resumed.
+            self.reason, self.interrupted = min(stops, key=lambda stop: stop[1])
+
     def event(self, name: str, **facts: Any) -> None:
         """Write one line to events.jsonl, on rank 0."""
         if self.events is not None:
@@ -170,7 +228,11 @@ class Run:
         policy says stop, or after too many skipped updates in a row. The norm is of the reduced gradient, so that every
         rank comes to the same end here.
         """
+        void = False
         for known in self.pending.take(keep):
+            if any(numbers.norm < 0 for numbers in known.learners):
+                void = True
+                continue
             self.last = known.learners
             if all(numbers.applied for numbers in known.learners):
                 self.progress.skipped_in_a_row = 0
@@ -179,6 +241,8 @@ class Run:
             self.progress.skipped += 1
             self.progress.skipped_in_a_row += 1
             self._non_finite(known)
+        if void:
+            raise Recovery
 
     def _non_finite(self, known: Known) -> None:
         name, norm = next((n, o.norm) for n, o in zip(self.tasks, known.learners, strict=True) if not o.applied)

@@ -19,24 +19,30 @@ from drumline.config.load import dump_config
 from drumline.config.schema import RunConfig
 from drumline.data.source import Source
 from drumline.engine.balance import measure_balance
-from drumline.engine.ending import let_go, tell
+from drumline.engine.checkpoint import Checkpointer
+from drumline.engine.ending import let_go, release, tell
 from drumline.engine.facts import agreed, planned
 from drumline.engine.feeds import open_feeds, with_loader
+from drumline.engine.foreign import load_initial
+from drumline.engine.hang import Pulse
 from drumline.engine.learners import loader_task
 from drumline.engine.learning import optimizer_maker, rates
 from drumline.engine.optimizer import freeze
 from drumline.engine.pending import Pending
+from drumline.engine.preflight import find_sizes
 from drumline.engine.profiling import Profile
+from drumline.engine.resume import Place, bound_config, look, make_directory, resume, tell_changes
 from drumline.engine.run import Run
 from drumline.engine.strategies import make_strategy
-from drumline.errors import ConfigError, DrumlineError, RunDirExists
+from drumline.errors import ConfigError
 from drumline.hardware.inventory import detect
 from drumline.hardware.peaks import peak_flops
 from drumline.hardware.records import Hardware
 from drumline.launcher.world import World, accelerate_precision
 from drumline.models.flops import training_flops_per_unit
+from drumline.models.folder import keep_shape
 from drumline.parallel.averaging import Average
-from drumline.parallel.groups import Groups, bind_device, open_groups, started_world
+from drumline.parallel.groups import bind_device, open_groups, started_world
 from drumline.parallel.strategy import Learner, MakeAverage, Scheduler, Task
 from drumline.plan.record import Plan
 from drumline.rundir import LineWriter, RunDir, write_atomic, write_json
@@ -77,9 +83,18 @@ def start_run(parts: Parts) -> Run:
     learners = make_learners(parts, config, plan)
     device = bind_device(world, plan.device, config.hardware.memory_fraction, plan.num_shards // plan.world_size)
     groups = open_groups(world, device, plan.backend, config.parallel.timeout_s)
+    place, pulse = None, Pulse(groups, config.faults.hang_timeout_s)
     try:
-        return assemble(parts, config, agreed(plan, config, groups), groups, learners)
+        place = look(groups, config, parts.directory, default_name())
+        bound = bound_config(config, place)
+        if bound != config:
+            config, plan = bound, planned(parts, bound, hardware, world)
+            learners = make_learners(parts, config, plan)
+        with pulse.watching():
+            return assemble(parts, config, agreed(plan, config, groups), pulse, learners, place)
     except BaseException as error:
+        if place is not None:
+            place.release()
         told = tell(groups, error)
         let_go(error)
         groups.abort()
@@ -88,8 +103,12 @@ def start_run(parts: Parts) -> Run:
         raise
 
 
-def assemble(parts: Parts, config: RunConfig, plan: Plan, groups: Groups, learners: Mapping[str, Learner]) -> Run:
-    """Set up model, optimizer and feeds, and write the beginning of the run directory."""
+def assemble(
+    parts: Parts, config: RunConfig, plan: Plan, pulse: Pulse, learners: Mapping[str, Learner], place: Place
+) -> Run:
+    """Set up model, optimizer and feeds, go on from what an earlier attempt has saved, and write what the run is."""
+    assert pulse.groups is not None
+    groups = pulse.groups
     device = groups.device
     if groups.world.rank == 0:
         check_trackers(config.track)
@@ -97,10 +116,12 @@ def assemble(parts: Parts, config: RunConfig, plan: Plan, groups: Groups, learne
     freeze(parts.model, config.train.optimizer)
     strategy.setup(parts.model, learners, average_maker(config, plan))
     task = loader_task(parts.tasks)
+    sizes = find_sizes(parts, strategy, config, plan, groups)
+    plan = sizes.planned(plan)
     balance = measure_balance(strategy, parts.model, parts.train, task, config, plan, groups)
-    feeds = open_feeds(parts.train, parts.evaluation, task, config, plan, groups, balance.weights)
+    feeds = open_feeds(parts.train, parts.evaluation, task, sizes.stated(config), plan, groups, balance.weights)
     # Last, so that what is refused above leaves no directory that the next attempt would find in its way.
-    directory = agree_on_directory(groups, config, parts.directory)
+    directory = make_directory(groups, place)
     run = Run(
         config=config,
         plan=plan,
@@ -114,15 +135,35 @@ def assemble(parts: Parts, config: RunConfig, plan: Plan, groups: Groups, learne
         pending=Pending(device),
         flops_per_unit=training_flops_per_unit(parts.model),
         profile=None if config.train.profile is None else Profile(config.train.profile, device),
+        checkpoints=Checkpointer(config.checkpoint, groups, directory, plan.kind),
+        pulse=pulse,
         peak_flops=peak_flops(torch.cuda.get_device_name(device), plan.precision) if device.type == "cuda" else None,
     )
-    if run.is_rank_zero:
-        write_start(run, parts)
+    try:
+        begin(run, parts, place)
+        sizes.settle(run)
         if feeds.notice is not None:
             run.event("loader", **feeds.notice)
         if balance.facts is not None:
             run.event("balance", **balance.facts)
+    except BaseException:
+        release(run)
+        raise
     return run
+
+
+def begin(run: Run, parts: Parts, place: Place) -> None:
+    """Go on where an earlier attempt was, or else begin; all ranks call it."""
+    run.lock = place.lock
+    run.progress.rows = parts.train.rows_per_epoch
+    if run.is_rank_zero:
+        run.events = LineWriter(run.directory.events)
+        run.event("start", world_size=run.groups.world.size, launcher=run.groups.world.source)
+    step = None if place.kept is None else resume(run, place.kept)
+    if step is None and run.config.checkpoint.initial is not None:
+        load_initial(run, run.config.checkpoint.initial)
+    if run.is_rank_zero:
+        write_start(run, parts, place, step)
 
 
 def tell_of_idle_gpus(config: RunConfig, plan: Plan, hardware: Hardware, world: World) -> None:
@@ -166,44 +207,26 @@ def make_learners(parts: Parts, config: RunConfig, plan: Plan) -> dict[str, Lear
     return learners
 
 
-def agree_on_directory(groups: Groups, config: RunConfig, prepared: RunDir | None) -> RunDir:
-    """Let rank 0 make the run directory; every rank learns its path, or the same refusal."""
-    if prepared is not None:
-        return prepared
-    answer: dict[str, str] = {}
-    if groups.world.rank == 0:
-        path = config.run_dir or Path("runs") / (config.name or default_name())
-        try:
-            answer = {"path": str(RunDir.create(path).path)}
-        except DrumlineError as error:
-            answer = {"problem": error.problem, "fix": error.fix}
-        except OSError as error:
-            answer = {"problem": f"the run directory {path} cannot be made: {error}", "fix": "choose another run_dir"}
-    (answer, *_) = groups.side.exchange("run directory", answer)
-    if "problem" in answer:
-        raise RunDirExists(answer["problem"], answer["fix"])
-    return RunDir(Path(answer["path"]))
-
-
 def default_name() -> str:
     """Script, date and time."""
     stem = Path(sys.argv[0]).stem.strip("-_") or "run"
     return f"{stem}-{datetime.datetime.now().strftime('%Y%m%d-%H%M%S-%f')[:-3]}"
 
 
-def write_start(run: Run, parts: Parts) -> None:
-    """Write what the run is before it begins, and open its trackers."""
+def write_start(run: Run, parts: Parts, place: Place, step: int | None) -> None:
+    """Write what the run is before it begins, and open its trackers. step: after which it goes on; None: it begins."""
     directory = run.directory
-    write_atomic(directory.config, dump_config(run.config))
-    write_json(directory.plan, run.plan.to_json())
-    if not directory.env.exists():
+    if parts.directory is None:
+        write_atomic(directory.config, dump_config(place.config))
         write_json(directory.env, environment(run))
-    run.events = LineWriter(directory.events)
-    run.event("start", world_size=run.groups.world.size, launcher=run.groups.world.source)
+    write_json(directory.plan, run.plan.to_json())
+    keep_shape(run.model, directory.model)
+    if place.kept is not None:
+        tell_changes(run, place.kept.changes)
     run.event("plan", message=describe(run.plan, run.plan.steps))
     for name, reason in run.plan.reasons.items():
         logger.info("plan: %s is %s: %s", name, getattr(run.plan, name), reason)
-    run.trackers = open_trackers(run.config.track, directory, parts.trackers, run.event)
+    run.trackers = open_trackers(run.config.track, directory, parts.trackers, run.event, step)
     for tracker in run.trackers:
         tracker.start(run.plan, run.plan.steps)
 

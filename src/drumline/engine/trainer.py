@@ -17,12 +17,13 @@ from drumline.config.schema import RunConfig
 from drumline.config.train import TrainConfig
 from drumline.data.source import Collate, as_source
 from drumline.engine.callbacks import AnyCallback, Callbacks, as_callback
-from drumline.engine.checkpoint import load_checkpoint, save_checkpoint
-from drumline.engine.ending import fail, failing_together, release, write_exit
+from drumline.engine.ending import end_run, fail, failing_together, release, write_exit
 from drumline.engine.evaluate import evaluate
+from drumline.engine.foreign import load_any
 from drumline.engine.learners import by_learner, choose_tasks, optimizers_by_learner
 from drumline.engine.learning import check_interval, check_scheduler
 from drumline.engine.loop import run_updates
+from drumline.engine.outside import outside_of
 from drumline.engine.predict import predict
 from drumline.engine.process import (
     expandable_segments,
@@ -34,7 +35,8 @@ from drumline.engine.process import (
 from drumline.engine.records import Result, StepInfo
 from drumline.engine.run import Run
 from drumline.engine.start import Parts, start_run
-from drumline.errors import ConfigError, DrumlineError
+from drumline.errors import ConfigError, DrumlineError, Interrupted
+from drumline.launcher.notices import Notice, noting
 from drumline.launcher.world import World
 from drumline.parallel.strategy import Scheduler
 from drumline.rundir import RunDir
@@ -115,6 +117,8 @@ class Trainer:
         self._callbacks = Callbacks(self, [as_callback(each) for each in options.get("callbacks", ())])
         self._started: Run | None = None
         self._directory: Path | None = None
+        self._stop_early: str | None = None
+        """Asked for before there was a run."""
         self._ended = False
 
     @property
@@ -142,12 +146,16 @@ class Trainer:
         if self._started is None:
             self._started = start_run(self._parts)
             self._started.callbacks = self._callbacks
+            self._started.outside = outside_of(self._started)
             atexit.register(self._at_exit)
             self._directory = self._started.directory.path
         return self._started
 
     def fit(self) -> Result:
-        """Train to the end; returns what the run came to. All ranks call it, and all return or raise together."""
+        """Train to the end; returns what the run came to. All ranks call it, and all return or raise together.
+
+        Raises Interrupted where a signal, a request or a time limit has ended it: the run is saved then.
+        """
         for _ in self.steps():
             pass
         return self._result(self._run)
@@ -164,28 +172,46 @@ class Trainer:
         )
 
     def steps(self, epochs: int | None = None) -> Iterator[StepInfo]:
-        """Train, yielding a record after each update; `epochs` bounds this call. Your own loop goes around it."""
-        began = False
+        """Train, yielding a record after each update; `epochs` bounds this call. Your own loop goes around it.
+
+        Raises Interrupted where a signal, a request or a time limit has ended it: the run is saved then.
+        """
+        run = None
         try:
-            with self._guarded(), no_collector():
-                run, began = self._run, True
-                self._parts.model.train()
-                run.reason = run.stop_reason = None
-                self._callbacks.tell("on_start")
+            with noting(self._parts.config.faults.stop_signals) as notice, self._guarded(), no_collector():
+                run = self._run
+                self._begin(run, notice)
                 for info in run_updates(run, epochs):
+                    run.pulse.at(f"callbacks after update {info.step}")
                     self._callbacks.tell("on_update", info)
-                    with own_collector():
+                    with own_collector(), run.pulse.yours():
                         yield info
-                if epochs is None and run.config.checkpoint.at_end and run.saved_at != run.progress.position:
-                    save_checkpoint(run)
-                self._callbacks.tell("on_end", self._result(run))
-                if run.is_rank_zero:
-                    write_exit(run, 0, run.reason or "done")
-                    run.event("end", step=run.progress.step, reason=run.reason)
+                self._end(run, saves=epochs is None and run.config.checkpoint.at_end)
         except BaseException:
-            if began:
+            if run is not None:
                 self._callbacks.give_up()
             raise
+        if run.interrupted:
+            raise Interrupted(run.reason or "")
+
+    def _begin(self, run: Run, notice: Notice) -> None:
+        run.outside.begin(notice)
+        self._parts.model.train()
+        run.reason, run.interrupted = run.finished, False
+        if run.is_rank_zero:
+            run.directory.exit.unlink(missing_ok=True)  # it tells of a run that has ended
+        run.stop_reason, self._stop_early = self._stop_early, None
+        self._callbacks.tell("on_start")
+
+    def _end(self, run: Run, *, saves: bool) -> None:
+        """Save what is to be saved, and say how the run ended: before any rank goes its way."""
+        run.checkpoints.finish(run)
+        if (saves or run.interrupted) and run.saved_at != run.progress.position:
+            run.checkpoints.save(run, wait=True)
+        self._callbacks.tell("on_end", self._result(run))
+        run.groups.side.exchange("end")  # a run whose end fails on one rank has not ended well
+        if run.is_rank_zero:
+            end_run(run)
 
     def evaluate(self) -> dict[str, float]:
         """Metrics over the evaluation data, each sample once, equal on all ranks. All ranks call it."""
@@ -215,16 +241,22 @@ class Trainer:
         self._run.meter.log(name, value, weight)
 
     def stop(self, reason: str = "stopped") -> None:
-        """Ask all ranks to stop after the update that has just ended. Any rank may call it."""
-        self._run.stop_reason = reason
+        """Ask all ranks to stop after the update that has just ended. Any rank may call it, from any thread."""
+        if self._started is None and not self._ended:
+            self._stop_early = reason  # another thread may be about to start the run
+        else:
+            self._run.stop_reason = reason
 
     def save(self) -> Path:
         """Save the whole state under the run directory; all ranks call it between two steps."""
-        return save_checkpoint(self._run)
+        return self._run.checkpoints.save(self._run, wait=True)
 
     def load(self, path: Path | str) -> None:
-        """Go on from a checkpoint directory; all ranks call it, before `fit` or `steps`."""
-        load_checkpoint(self._run, Path(path))
+        """Go on from a checkpoint directory; all ranks call it, before `fit` or `steps`.
+
+        Anything else that `checkpoint.initial` takes gives the weights alone, and the optimizer's state where it fits.
+        """
+        load_any(self._run, Path(path))
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -233,7 +265,8 @@ class Trainer:
         segments = expandable_segments(hardware.expandable_segments and hardware.device != "cpu")
         with failing_together(lambda: self._started, self._forget), segments:
             plan = self._run.plan
-            with process_settings(plan.precision, train.deterministic), explain_nondeterministic():
+            settings = process_settings(plan.precision, train.deterministic)
+            with settings, explain_nondeterministic(), self._run.pulse.watching():
                 yield
 
     def _forget(self) -> None:
@@ -262,7 +295,7 @@ class Trainer:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close; an error of the caller's own ends the run on all ranks, as one from inside does."""
         run = self._started
-        if run is None or error is None or isinstance(error, GeneratorExit):
+        if run is None or error is None or isinstance(error, GeneratorExit | Interrupted):
             self.close()
             return
         self._forget()

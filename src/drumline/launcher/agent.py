@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from drumline.launcher.processes import die_with_parent, end_marked
+from drumline.launcher.notices import Notice, handled
+from drumline.launcher.processes import die_with_parent, end_marked, pipe_of
 from drumline.launcher.spec import LaunchSpec
 from drumline.rundir import write_json
 
@@ -55,9 +57,12 @@ class Watch:
     """Rank -> pid; each worker leads a process group of its own."""
     deaths: dict[int, Death] = field(default_factory=dict)
     ending: bool = False
+    passed_on: set[signal.Signals] = field(default_factory=set)
+    """Signals that the ranks were sent, to stop by themselves."""
 
     def look(self, *, ended_by_us: bool = False) -> None:
         """Note who has ended since the last look."""
+        ended_by_us = ended_by_us or bool(self.passed_on)
         for rank, pid in self._running():
             try:
                 # WNOWAIT leaves the process for torch elastic, which keeps no time and no order of its own.
@@ -71,14 +76,25 @@ class Watch:
                 self.deaths[rank] = Death(rank, pid, code, time.time(), ended_by_us)
 
     @property
-    def failed(self) -> bool:
-        """Whether a worker is known to have failed."""
-        return any(death.exit_code != 0 for death in self.deaths.values())
+    def hinders(self) -> bool:
+        """Whether a worker has failed so that the others must end too: after a signal not by that signal's own doing.
+
+        A rank that it ends at once, or that ends as shells say (128 and its number), leaves the others their time.
+        """
+        expected = {code for number in self.passed_on for code in (-number, 128 + number)}
+        return any(death.exit_code not in expected | {0} for death in self.deaths.values())
 
     @property
     def over(self) -> bool:
         """Whether every worker is known to have ended."""
         return not self._running()
+
+    def pass_on(self, number: signal.Signals) -> None:
+        """Send a signal to each worker that runs, not to what it has started: those it has to end by itself."""
+        self.look()
+        self.passed_on.add(number)
+        for _, pid in self._running():
+            os.kill(pid, number)
 
     def end(self, number: signal.Signals, grace_s: float) -> None:
         """Send a signal to the group of each worker that runs, and kill those that run after grace_s seconds.
@@ -107,6 +123,28 @@ class Watch:
             os.killpg(pid, number)  # nobody has reaped it, so the number is still its own
 
 
+class Stops:
+    """What signals have asked of the agent, which has them in its handler and passes them on between two looks."""
+
+    def __init__(self) -> None:
+        self.notice = Notice()
+        self._waiting: list[signal.Signals] = []
+        self._since: float | None = None
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """As a handler. A second one of a kind says nothing: where it is to be quick, the launcher kills this agent."""
+        if self.notice.take(number) == "new":
+            self._waiting.append(signal.Signals(number))
+
+    def pass_on(self, watch: Watch, grace_s: float) -> None:
+        """Pass on what has come; workers that run grace_s seconds after the first are killed."""
+        while self._waiting:
+            watch.pass_on(self._waiting.pop(0))
+            self._since = self._since or time.monotonic()
+        if self._since is not None and time.monotonic() > self._since + grace_s:
+            watch.end(signal.SIGKILL, 0.0)
+
+
 @dataclass
 class Report:
     """What agent.json holds."""
@@ -115,7 +153,7 @@ class Report:
     ended: float = 0.0
     deaths: list[Death] = field(default_factory=list)
     signal: str | None = None
-    """The signal that told the agent to stop."""
+    """The first signal that told the agent to stop."""
     error: str | None = None
     """Why the agent itself failed."""
     stragglers: list[int] = field(default_factory=list)
@@ -153,32 +191,67 @@ def main(arguments: list[str]) -> int:
     log = spec.run.logs / "agent.log"
     streams = Streams(log)
     logging.basicConfig(filename=log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    watch, report = Watch(), Report(started=time.time())
-    try:
-        _run(spec, launch_id, watch, streams, parent, report)
-    except (Exception, KeyboardInterrupt) as error:
-        report.error = f"{type(error).__name__}: {error}"
-        logging.getLogger(__name__).error("the agent failed\n%s", traceback.format_exc())
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # what is left takes a moment and must not be cut short
-    report.stragglers = end_marked(launch_id)
-    report.deaths = list(watch.deaths.values())
-    report.ended = time.time()
-    write_json(spec.run.logs / "agent.json", asdict(report))
+    watch, report, stops = Watch(), Report(started=time.time()), Stops()
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        if os.getppid() != parent and not watch.pids:
+            os._exit(1)  # there are no workers to end, and to import torch first takes many seconds on a busy machine
+        stops.handle(number, frame)
+
+    # SIGTERM also where it is none of them: the kernel sends it when the launcher has ended. To the end, since what
+    # comes after the workers takes a moment and must not be cut short.
+    with handled({*spec.stop_signals, "SIGTERM"}, hear):
+        try:
+            _run(spec, launch_id, Workers(watch, stops, streams, parent))
+        except (Exception, KeyboardInterrupt) as error:
+            report.error = f"{type(error).__name__}: {error}"
+            logging.getLogger(__name__).error("the agent failed\n%s", traceback.format_exc())
+        report.signal = None if stops.notice.first is None else stops.notice.first.name
+        report.stragglers = end_marked(launch_id)
+        pipe_of(spec).unlink(missing_ok=True)  # the launcher may have been killed
+        report.deaths = list(watch.deaths.values())
+        report.ended = time.time()
+        write_json(spec.run.logs / "agent.json", asdict(report))
     return 0 if report.error is None else 1
 
 
-def _run(spec: LaunchSpec, launch_id: str, watch: Watch, streams: Streams, parent: int, report: Report) -> None:
+@dataclass
+class Workers:
+    """What the agent of torch elastic is told to do with its workers."""
+
+    watch: Watch
+    stops: Stops
+    streams: Streams
+    parent: int
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether the launcher has ended."""
+        return os.getppid() != self.parent
+
+    def look(self, spec: LaunchSpec) -> bool:
+        """See to the workers; whether all of them have ended."""
+        watch = self.watch
+        watch.look()
+        if self.orphaned:
+            watch.end(signal.SIGTERM, spec.failure_grace_s)
+        self.stops.pass_on(watch, spec.stop_grace_s)
+        if watch.hinders:
+            watch.end(signal.SIGTERM, spec.failure_grace_s)
+        return watch.over
+
+
+def _run(spec: LaunchSpec, launch_id: str, workers: Workers) -> None:
     from torch.distributed.elastic.multiprocessing import SignalException
 
-    # SIGHUP stays as it was found, so that nohup works; the launcher hears of the others and passes them on.
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGTERM,SIGINT"
+    # Of those that torch elastic would take for itself, and end all by, only one that nobody passes on is left to it.
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     worker_spec = _worker_spec(spec, launch_id)
-    agent = _make_agent(worker_spec, spec, watch, streams, parent)
+    agent = _make_agent(worker_spec, spec, workers)
     try:
         agent.run()
     except SignalException as stop:
-        report.signal = stop.sigval.name
+        logging.getLogger(__name__).warning("stopped by %s", stop.sigval.name)
     finally:
         worker_spec.rdzv_handler.shutdown()
 
@@ -202,13 +275,11 @@ def _worker_spec(spec: LaunchSpec, launch_id: str) -> WorkerSpec:
     )
 
 
-def _make_agent(
-    worker_spec: WorkerSpec, spec: LaunchSpec, watch: Watch, streams: Streams, parent: int
-) -> LocalElasticAgent:
-    """The local agent of torch elastic with a short grace, exact deaths and the launcher's streams for rank 0."""
+def _make_agent(worker_spec: WorkerSpec, spec: LaunchSpec, workers: Workers) -> LocalElasticAgent:
+    """The local agent of torch elastic with our signals, exact deaths and the launcher's streams for rank 0."""
     from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-    from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
+    from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs, SignalException
 
     class NoLogs(LogsSpecs):
         """No folders and no redirection by torch elastic: child.py opens the logs."""
@@ -227,28 +298,28 @@ def _make_agent(
         """Overrides the three steps that torch elastic's agent leaves to its subclasses."""
 
         def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-            with streams.restored():
+            if workers.stops.notice.first is not None:
+                raise SignalException("before the workers were started", workers.stops.notice.first)
+            with workers.streams.restored():
                 pids: dict[int, int] = super()._start_workers(worker_group)
-            watch.pids = {worker_group.workers[local].global_rank: pid for local, pid in pids.items()}
+            workers.watch.pids = {worker_group.workers[local].global_rank: pid for local, pid in pids.items()}
             return pids
 
         def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-            watch.look()
-            if watch.failed:
-                watch.end(signal.SIGTERM, spec.failure_grace_s)
-            elif not watch.over:
+            if not workers.look(spec):
                 # Not asking torch elastic here keeps it from reaping somebody whose end has not been noted.
                 return RunResult(state=WorkerState.HEALTHY)
             result: RunResult = super()._monitor_workers(worker_group)
             return result
 
         def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, *args: Any, **kwargs: Any) -> None:
-            orphaned = os.getppid() != parent
-            watch.end(death_sig, spec.failure_grace_s if orphaned else spec.stop_grace_s)
+            workers.watch.end(death_sig, spec.failure_grace_s)
             super()._shutdown(death_sig, *args, **kwargs)
 
     return Agent(worker_spec, NoLogs())
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # All is written and nobody is left: to take torch down takes a second, and many on a busy machine, in which the
+    # launcher waits, or is dead and its GPUs count as held.
+    os._exit(main(sys.argv[1:]))

@@ -10,17 +10,23 @@ import os
 import runpy
 import signal
 import sys
+import time
 from pathlib import Path
 from types import TracebackType
 
+from drumline.errors import Interrupted
 from drumline.launcher.calls import result_file, run_call
 from drumline.launcher.failures import record_failure
-from drumline.launcher.processes import die_with_parent
-from drumline.launcher.spec import LaunchSpec
+from drumline.launcher.notices import noting
+from drumline.launcher.processes import die_with_parent, end_with_launcher
+from drumline.launcher.spec import LaunchSpec, stopped_file
+from drumline.rundir import write_json
 
 TEARDOWN_LIMIT_S = 3.0
 """After a failure: how long threads, exit handlers and destructors may take before the kernel ends the process."""
 _INTERRUPTED = 128 + signal.SIGINT
+_TRAINS = "drumline.worker"
+"""The module that trains a recipe: it heeds signals once it trains, also those that come while it imports and reads."""
 
 
 def main(arguments: list[str]) -> None:
@@ -28,13 +34,19 @@ def main(arguments: list[str]) -> None:
     spec_path, agent = Path(arguments[0]), int(arguments[1])
     die_with_parent(signal.SIGKILL, agent)
     spec, _ = LaunchSpec.read(spec_path)
+    end_with_launcher(spec, agent)
     rank = int(os.environ["RANK"])
     log = spec.run.log_of(rank)
     if rank != 0:
         _redirect(log, (1, 2))
         _redirect(Path(os.devnull), (0,))
     try:
-        run_target(spec, rank)
+        with noting(spec.stop_signals if spec.target == _TRAINS else ()):
+            run_target(spec, rank)
+    except Interrupted as stop:
+        # To torch elastic any other status is a failure, on which the other ranks have but seconds to end.
+        write_json(stopped_file(spec.run, rank), {"time": time.time(), "reason": stop.reason})
+        sys.exit(0)
     except KeyboardInterrupt:
         # Everybody who pressed Ctrl-C knows; a traceback a rank would bury what matters.
         sys.exit(_INTERRUPTED)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from drumline.rundir import RunDir, read_json, write_json
 
+if TYPE_CHECKING:
+    from drumline.config.schema import FaultsConfig
+
 MARK = "DRUMLINE_LAUNCH"
 """Variable with the launch's id in the environment of every process of a launch, by which stragglers are found."""
+
+
+def stopped_file(run: RunDir, rank: int) -> Path:
+    """Where a rank that something from outside has stopped leaves why; its run is saved."""
+    return run.logs / f"rank_{rank}.stopped.json"
 
 
 @dataclass(frozen=True)
@@ -28,13 +36,19 @@ class LaunchSpec:
     """UUIDs for CUDA_VISIBLE_DEVICES, one a worker, or several of one's; () hides every GPU; None leaves it alone."""
     failure_grace_s: float = 5.0
     """How long the other ranks may take to end by themselves once one has failed."""
-    stop_grace_s: float = 30.0
+    stop_grace_s: float = 600.0
     """How long ranks may take to end after a signal to the launcher, to save for instance."""
+    stop_signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
+    """Signals to the launcher that are passed on to the ranks, each once."""
 
     @property
     def run(self) -> RunDir:
         """The run directory's names."""
         return RunDir(self.run_dir)
+
+    def heeding(self, faults: FaultsConfig) -> LaunchSpec:
+        """The same, with the config's stop signals and grace."""
+        return replace(self, stop_grace_s=faults.stop_grace_s, stop_signals=tuple(faults.stop_signals))
 
     def write(self, launch_id: str) -> Path:
         """Write the record beside the logs; returns its path."""
@@ -50,4 +64,5 @@ class LaunchSpec:
         launch_id: str = values.pop("launch_id")
         gpus = values["gpus"]
         values |= {"run_dir": Path(values["run_dir"]), "args": tuple(values["args"])}
+        values["stop_signals"] = tuple(values["stop_signals"])
         return cls(**values | {"gpus": None if gpus is None else tuple(gpus)}), launch_id

@@ -7,12 +7,10 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -22,8 +20,9 @@ from drumline.hardware.host import cpu_cores
 from drumline.hardware.inventory import select
 from drumline.hardware.records import Hardware
 from drumline.launcher.failures import Failure, earliest, failure_of_exit, first_failure
-from drumline.launcher.processes import end_marked
-from drumline.launcher.spec import MARK, LaunchSpec
+from drumline.launcher.notices import Notice, handled
+from drumline.launcher.processes import end_marked, held_pipe
+from drumline.launcher.spec import MARK, LaunchSpec, stopped_file
 from drumline.rundir import RunDir, read_json
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 LAUNCHES = Path("runs/launch")
 """Where launches of scripts and functions keep their logs; a script's Trainer makes its own run directory."""
 INTERRUPTED = 3
-"""Exit status of a launch that a signal ended."""
+"""Exit status of a launch that was stopped from outside."""
 _LOOK_S = 0.5
 _AGENT_MARGIN_S = 10.0
 """What the agent may need beyond the workers' own grace before it counts as stuck."""
@@ -71,25 +70,30 @@ class Result:
     """How a launch ended."""
 
     exit_status: int
-    """0 if every worker ended well; else the first failing rank's, or INTERRUPTED if a signal came first."""
+    """0 if every worker ended well; else the first failing rank's, or INTERRUPTED if something stopped them before."""
     failure: Failure | None = None
-    """The first failing rank's; None where nothing failed or a signal came first."""
+    """The first failing rank's; None where nothing failed, or only by the signal."""
     interrupted: signal.Signals | None = None
     """The signal that this process got meanwhile and passed on. The caller decides whether to raise it again."""
+    stopped: str | None = None
+    """What stopped the ranks from outside, wherever it came from, if they have saved their run; None: nothing did."""
+    leftovers: tuple[int, ...] = ()
+    """Pids of processes that had outlived their workers and were ended."""
 
 
 def start_workers(spec: LaunchSpec) -> Result:
     """Start the workers, wait until all have ended, and say how; nothing of the launch is left running then.
 
-    In the main thread SIGINT and SIGTERM are passed on to the workers; a second one, or a worker that does not end
-    within stop_grace_s, makes it SIGKILL for all. Whatever the workers do, nothing is printed here.
+    In the main thread the spec's stop signals are passed on to the workers, each once; a second SIGINT or SIGTERM, or
+    a worker that does not end within stop_grace_s, makes it SIGKILL for all. Nothing is printed here.
     """
     _forget_earlier(spec)
     launch_id = uuid.uuid4().hex
     path = spec.write(launch_id)
     command = [sys.executable, "-P", "-m", "drumline.launcher.agent", str(path.resolve()), str(os.getpid())]
     stop = _Stop()
-    with _forwarding(stop):
+    left: list[int] = []
+    with held_pipe(spec), handled(spec.stop_signals, stop.handle):
         # A process group of its own: Ctrl-C in the terminal reaches this process alone, which passes it on once.
         agent = subprocess.Popen(command, env=_environment(spec, launch_id), process_group=0)
         stop.agent = agent
@@ -100,8 +104,8 @@ def start_workers(spec: LaunchSpec) -> Result:
                 agent.kill()
                 agent.wait()
             if agent.returncode != 0:
-                end_marked(launch_id)
-    return _outcome(spec, agent.returncode, stop)
+                left = end_marked(launch_id)
+    return _outcome(spec, agent.returncode, stop, left)
 
 
 def launch_directory(stem: str) -> RunDir:
@@ -119,40 +123,21 @@ def launch_directory(stem: str) -> RunDir:
 class _Stop:
     """What signals have asked for."""
 
+    notice: Notice = field(default_factory=Notice)
     agent: subprocess.Popen[bytes] | None = None
-    number: signal.Signals | None = None
-    time: float = 0.0
     again: bool = False
-    passed_on: bool = False
+    waiting: list[signal.Signals] = field(default_factory=list)
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        if self.number is not None:
-            self.again = True
-            return
-        self.number, self.time = signal.Signals(number), time.time()
-        self.forward()
+        taken = self.notice.take(number)
+        self.again |= taken == "again"
+        if taken == "new":
+            self.waiting.append(signal.Signals(number))
+            self.forward()
 
     def forward(self) -> None:
-        if self.agent is not None and self.number is not None and not self.passed_on:
-            self.passed_on = True  # the agent takes a second one for "at once"
-            self.agent.send_signal(self.number)
-
-
-@contextmanager
-def _forwarding(stop: _Stop) -> Iterator[None]:
-    """Hand SIGINT and SIGTERM to `stop` inside; one that is ignored (nohup, a background job) stays ignored."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before: dict[signal.Signals, Any] = {}
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, stop.handle)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        while self.agent is not None and self.waiting:
+            self.agent.send_signal(self.waiting.pop(0))
 
 
 def _wait(agent: subprocess.Popen[bytes], stop: _Stop, spec: LaunchSpec) -> None:
@@ -162,8 +147,8 @@ def _wait(agent: subprocess.Popen[bytes], stop: _Stop, spec: LaunchSpec) -> None
             agent.wait(timeout=_LOOK_S)
             return
         except subprocess.TimeoutExpired:
-            late = stop.number is not None and time.time() > stop.time + spec.stop_grace_s + _AGENT_MARGIN_S
-            if stop.again or late:
+            limit = stop.notice.time + spec.stop_grace_s + _AGENT_MARGIN_S
+            if stop.again or (stop.notice.first is not None and time.time() > limit):
                 agent.kill()  # the kernel takes the workers with it, end_marked whatever they had started
 
 
@@ -179,21 +164,41 @@ def _environment(spec: LaunchSpec, launch_id: str) -> dict[str, str]:
 def _forget_earlier(spec: LaunchSpec) -> None:
     """Remove what an earlier launch in the same directory recorded; logs are kept and continued."""
     logs = spec.run.logs
-    for path in [logs / "agent.json", *logs.glob("rank_*.error.json"), *logs.glob("rank_*.result.pkl")]:
-        path.unlink(missing_ok=True)
+    for pattern in ("agent.json", "rank_*.error.json", "rank_*.stopped.json", "rank_*.result.pkl"):
+        for path in logs.glob(pattern):
+            path.unlink(missing_ok=True)
 
 
-def _outcome(spec: LaunchSpec, returncode: int, stop: _Stop) -> Result:
+def _outcome(spec: LaunchSpec, returncode: int, stop: _Stop, left: list[int]) -> Result:
     report_file = spec.run.logs / "agent.json"
     report: dict[str, Any] | None = read_json(report_file) if report_file.exists() else None
+    leftovers = (*(report["stragglers"] if report else ()), *left)
+    return replace(_result(spec, returncode, stop, report), leftovers=leftovers)
+
+
+def _result(spec: LaunchSpec, returncode: int, stop: _Stop, report: dict[str, Any] | None) -> Result:
     recorded = first_failure(spec.run.error_of(rank) for rank in range(spec.num_workers))
     failure = earliest([*([recorded] if recorded else []), *_unrecorded(spec, report)])
-    if stop.number is not None and (failure is None or failure.time >= stop.time):
-        ended_well = report is not None and _all_zero(report, spec.num_workers)
-        return Result(0 if ended_well else INTERRUPTED, None, stop.number)
+    asked, stopped = stop.notice.first, _stopped(spec)
+    if failure is not None and asked is not None and failure.time >= stop.notice.time and _by_signal(failure):
+        failure = None
+    if failure is None and (asked is not None or stopped is not None):
+        ended_well = stopped is None and report is not None and _all_zero(report, spec.num_workers)
+        return Result(0 if ended_well else INTERRUPTED, None, asked, stopped)
     if failure is None and (returncode != 0 or report is None or report["signal"]):
         failure = _agent_failure(report, returncode)
-    return Result(failure.exit_status if failure else 0, failure)
+    return Result(failure.exit_status if failure else 0, failure, asked)
+
+
+def _stopped(spec: LaunchSpec) -> str | None:
+    """Why the ranks stopped and saved, by the first that says so."""
+    files = [file for rank in range(spec.num_workers) if (file := stopped_file(spec.run, rank)).exists()]
+    return read_json(files[0])["reason"] if files else None
+
+
+def _by_signal(failure: Failure) -> bool:
+    """Whether it may well be how a program ends on a signal: killed by it, by sys.exit, or bereft of another rank."""
+    return failure.is_consequence or failure.code in ("exit", "signal")
 
 
 def _unrecorded(spec: LaunchSpec, report: dict[str, Any] | None) -> Iterator[Failure]:

@@ -68,6 +68,19 @@ def single_sample(model: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
+@contextmanager
+def normalised_apart(model: nn.Module) -> Iterator[None]:
+    """Inside, SyncBatchNorm normalises by its running statistics: a pass that this rank makes alone must not meet."""
+    together = [module for module in model.modules() if isinstance(module, nn.SyncBatchNorm) and module.training]
+    for module in together:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in together:
+            module.training = True
+
+
 def one_value_a_channel(values: Any) -> bool:
     """Whether [N, C] or [N, C, ...] holds one value for each of C channels."""
     return isinstance(values, Tensor) and values.dim() > 1 and values.numel() == values.shape[1]

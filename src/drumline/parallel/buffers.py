@@ -30,6 +30,8 @@ class Buffers:
         self._model = model
         self.names = [name for name, _ in model.named_buffers() if name in persistent]
         self._kept = [torch.empty_like(buffer) for buffer in self._current()]
+        self.in_window = False
+        """Whether what was kept is of a window that has not come to its end."""
 
     def _current(self) -> list[Tensor]:
         """By name each time: a forward pass may put a new tensor in a buffer's place."""
@@ -38,12 +40,14 @@ class Buffers:
     @torch.no_grad()
     def keep(self) -> None:
         """Copy them, before a window."""
+        self.in_window = True
         if self.names:
             torch._foreach_copy_(self._kept, self._current())
 
     @torch.no_grad()
     def take_back(self) -> None:
         """Undo what the window did to them."""
+        self.in_window = False
         if self.names:
             torch._foreach_copy_(self._current(), self._kept)
 

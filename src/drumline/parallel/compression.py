@@ -38,6 +38,10 @@ class Wire:
     def take_back(self) -> None:
         """Forget the newest window."""
 
+    def regroup(self, group: dist.ProcessGroup | None) -> None:
+        """Let go of the group, or take another one; what compression carried from window to window begins anew."""
+        self._group = group  # type: ignore[assignment]
+
     def state(self, unit: Tensor | float) -> dict[str, Any] | None:
         """What a run must keep, complete on every rank; None: nothing. All ranks call it; unit: the loss scale."""
         return None
@@ -128,6 +132,7 @@ class PowerSgdWire(Aside):
         self._start = start
         self._windows = 0
         self._names = {id(p): name for name, p in trainable.items()}
+        self._rank = rank
         self._low_rank = LowRank(list(trainable), rank, partial(dist.all_reduce, group=group))
 
     def sum(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
@@ -139,6 +144,12 @@ class PowerSgdWire(Aside):
     def _sum(self, bucket: dist.GradBucket) -> None:
         names = [self._names[id(p)] for p in bucket.parameters()]
         self._low_rank.sum(dict(zip(names, bucket.gradients(), strict=True)))
+
+    def regroup(self, group: dist.ProcessGroup | None) -> None:
+        """A window that was cut off may have left factors that differ between the ranks, so all of it begins anew."""
+        super().regroup(group)
+        self._windows = 0
+        self._low_rank = LowRank(list(self._names.values()), self._rank, partial(dist.all_reduce, group=group))
 
     def settle(self, applied: Tensor, growth: Tensor | float) -> None:
         """Keep the errors of before where the update was skipped; scale them as gradients are scaled from now on."""

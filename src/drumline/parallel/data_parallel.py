@@ -20,12 +20,25 @@ from drumline.parallel.objective import add
 from drumline.parallel.replicas import Replica, copy_to, follow, named, send, shard_devices, twins
 from drumline.parallel.shapes import Shapes
 from drumline.parallel.shard_streams import ShardStreams
-from drumline.parallel.strategy import Batch, Learner, Loss, MakeAverage, MicroBatch, Notes, Outcome, Scale, Sums, T
+from drumline.parallel.strategy import (
+    Batch,
+    Learner,
+    Loss,
+    MakeAverage,
+    MicroBatch,
+    Notes,
+    Outcome,
+    Scale,
+    Sums,
+    T,
+)
+from drumline.parallel.trial import TrialsInTurn
+from drumline.parallel.undoing import OverReplicas
 
 R = TypeVar("R")
 
 
-class Replicated:
+class Replicated(TrialsInTurn, OverReplicas):
     """Windows over several replicas of the model in one process, a data shard each.
 
     On GPUs each replica has a thread of its own, so that nothing of it need be in the main thread; on the CPU they take
@@ -223,11 +236,6 @@ class Replicated:
             return outcomes[0]
         self._note_versions()
         return outcomes[0]._replace(sums=merged([outcome.sums for outcome in outcomes], self._devices[0]))
-
-    def discard(self, name: str) -> None:
-        """Drop what the window did, on each."""
-        for replica in self._replicas:
-            replica.discard(name)
 
     def advance(self, interval: Literal["epoch", "evaluation"], value: float | None) -> None:
         """Move the schedulers on; there is one a learner, see `replicas.follow`."""

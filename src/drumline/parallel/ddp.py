@@ -2,7 +2,6 @@
 
 # No postponed annotations here: torch compares those of a communication hook as objects.
 import inspect
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -15,10 +14,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from drumline.config.parallel import DdpParallel
 from drumline.errors import DrumlineError
+from drumline.parallel.batch_norm import normalised_apart
 from drumline.parallel.buffers import share_buffers
 from drumline.parallel.compression import Wire, make_wire
 from drumline.parallel.compute import Compute
 from drumline.parallel.groups import Groups
+from drumline.parallel.handover import hand_over
 from drumline.parallel.objective import add_sums, preserved, run_pass
 from drumline.parallel.single import Part, Single
 from drumline.parallel.strategy import Learner, Loss, MakeAverage, MicroBatch, Notes, Outcome, Scale, Sums
@@ -90,6 +91,8 @@ class Ddp(Single):
         self._settings = settings
         self._graphs = graphs_of(compute, settings)
         self._replicas: dict[str, Replica] = {}
+        self._wires: dict[str, Wire] = {}
+        """By learner, while there is no wrapper."""
 
     def setup(self, model: nn.Module, learners: Mapping[str, Learner], average: MakeAverage | None = None) -> None:
         """Make the optimizers on the model and wrap it."""
@@ -104,7 +107,8 @@ class Ddp(Single):
                 self._replicas[name] = self._wrap(part)
         self._share([name for name, _ in self._model.named_buffers()])
 
-    def _wrap(self, part: Part) -> Replica:
+    def _wrap(self, part: Part, wire: Wire | None = None, *, again: bool = False) -> Replica:
+        """wire: what the reduction goes over, made here where it is none; again: all ranks have equal weights."""
         settings = self._settings
         options: dict[str, Any] = {
             "process_group": self._group,
@@ -113,12 +117,13 @@ class Ddp(Single):
             "static_graph": settings.static_graph,
             "find_unused_parameters": settings.find_unused == "always",
             "device_ids": [self.device.index] if self.device.type == "cuda" else None,
+            "init_sync": not again,
         }
         # Not by torch, which shares them before a forward pass: ranks would evaluate and end with different ones.
         # torch 2.13 has a new name for it and warns about the old one.
         known = inspect.signature(DistributedDataParallel.__init__).parameters
         options["forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"] = False
-        wire = make_wire(settings, self._group, self.device, part.trainable)
+        wire = wire or make_wire(settings, self._group, self.device, part.trainable)
         replica = Replica(part, DistributedDataParallel(part.objective, **options), Reduction(wire))
         replica.wrapped.register_comm_hook(replica.reduction, sum_bucket)
         return replica
@@ -135,7 +140,20 @@ class Ddp(Single):
         part.windows += 1
         if self._settings.broadcast_buffers:
             self._share(self._buffers.names)
+        if self.may_be_void:
+            part.whole = self._canary()
         return sums
+
+    @property
+    def may_be_void(self) -> bool:
+        """A GPU reduces for itself: its host makes the step before it knows that the reduction came to its end."""
+        return self.device.type == "cuda"
+
+    def _canary(self) -> Tensor:
+        """Whether all that was reduced before it came to its end: one element more, summed last, says so."""
+        ones = torch.ones((), device=self.device)
+        dist.all_reduce(ones, group=self._group)
+        return ones == dist.get_world_size(self._group)
 
     def _passes(self, replica: Replica, micro_batches: Sequence[MicroBatch], scale: Scale) -> Sums:
         sums: Sums = {}
@@ -214,24 +232,49 @@ class Ddp(Single):
                 "re-entrant checkpointing hides parameters: call torch.utils.checkpoint with use_reentrant=False",
             )
 
-    def timed_pass(self, micro_batch: MicroBatch) -> float:
-        """Seconds that a forward and a backward pass of every learner take on this rank alone; the host waits for it.
+    def _try_window(self, name: str, micro_batches: Sequence[MicroBatch]) -> None:
+        """Not through the wrapper, which would reduce: a rank whose memory runs out would leave the others waiting."""
+        with normalised_apart(self._model):
+            super().window(name, micro_batches, Scale(0.0, 0.0))
 
-        No gradient stays; buffers and random streams move as in training.
-        """
-        self._wait()
-        began = time.perf_counter()
-        for part in self._parts.values():
+    def _drop_trial(self, name: str) -> None:
+        """Compression took no part in it."""
+        super().discard(name)
+
+    def give_up(self) -> None:
+        """Drop gradients, wrappers, and all else that holds the group."""
+        self._wires |= {name: replica.reduction.wire for name, replica in self._replicas.items()}
+        for wire in self._wires.values():
+            wire.regroup(None)
+        self._replicas = {}
+        self._regroup(None)
+        super().give_up()
+
+    def _regroup(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group  # type: ignore[assignment]
+        for module in self._model.modules():
+            if isinstance(module, nn.SyncBatchNorm):
+                module.process_group = group
+
+    def hand_over(self, groups: Groups, giver: int, *, takes: bool) -> None:
+        """Give weights, average, optimizer and schedule of one rank to those that take them."""
+        assert groups.train is not None
+        state = self.shared() if groups.world.rank == giver else None
+        found = hand_over(state, giver, groups.train, self.device, takes=takes)
+        if takes:
+            self.take_over(found)
+
+    def rebuild(self, groups: Groups, steps: int) -> None:
+        """Wrap the model for a new training group; buckets are laid out anew before the next window."""
+        super().rebuild(groups, steps)
+        assert groups.train is not None
+        self._regroup(groups.train)
+        for name, part in self._parts.items():
+            wire = self._wires.pop(name)
+            wire.regroup(groups.train)
+            part.whole = None
             with self._alone(part):
-                self._pass(part, micro_batch, Scale(0.0, 0.0))  # not through the wrapper, which would reduce
-            part.update.clear()
-        self._wait()
-        return time.perf_counter() - began
-
-    def _wait(self) -> None:
-        """Let the host wait for the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+                self._replicas[name] = self._wrap(part, wire, again=True)
 
     def notes(self, name: str) -> Notes:
         """Names of the parameters that this rank did not use in the window, or that it had no rows of its own."""
@@ -243,6 +286,7 @@ class Ddp(Single):
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Single's, with rank 0's buffers on all ranks: what a checkpoint holds is what is evaluated."""
+        self._meet()  # outside: a rank that waits there may be asked for its weights
         with super().averaged():
             self._settle()
             yield
@@ -264,6 +308,7 @@ class Ddp(Single):
 
     def state(self) -> dict[str, Any]:
         """Single's, with rank 0's buffers on all ranks, and what compression carries from window to window."""
+        self._meet()
         self._settle()
         state = super().state()
         for name, replica in self._replicas.items():
@@ -276,14 +321,18 @@ class Ddp(Single):
         """Single's; compression that was not saved begins anew."""
         super().load(state)
         for name, replica in self._replicas.items():
-            compression = state["learners"][name].get("compression")
+            compression = state["learners"].get(name, {}).get("compression")
             if compression is not None:
                 replica.reduction.wire.load(compression, unit_of(replica.part))
+
+    def _meet(self) -> None:
+        """Before `_settle`: a rank that is alone there would wait for the others to no end."""
+        if not self._settings.broadcast_buffers:
+            self._side.exchange("buffers")
 
     def _settle(self) -> None:
         """Give every rank rank 0's buffers, where that does not happen after each window."""
         if not self._settings.broadcast_buffers:
-            self._side.exchange("buffers")  # a rank that is alone here would wait for the others to no end
             self._share(self._buffers.names)
 
     def close(self) -> None:

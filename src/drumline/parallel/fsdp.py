@@ -17,8 +17,9 @@ from drumline.parallel.compute import Compute
 from drumline.parallel.fsdp_gradients import Gradients, ShardNorm
 from drumline.parallel.fsdp_model import ShardedModel
 from drumline.parallel.fsdp_proof import Proof
-from drumline.parallel.fsdp_state import loaded, saved
+from drumline.parallel.fsdp_state import in_parts, loaded, room_for, saved
 from drumline.parallel.groups import Groups
+from drumline.parallel.keys import fitting
 from drumline.parallel.objective import add_sums, preserved, run_pass, to_device
 from drumline.parallel.precision import LossScale, Precision
 from drumline.parallel.ready import rebind
@@ -156,6 +157,18 @@ class Fsdp(Single):
         self._sharded.hand_over()
         super().discard(name)
 
+    @property
+    def can_rebuild(self) -> bool:
+        """What fully_shard has made keeps its groups for good."""
+        return False
+
+    def give_up(self) -> None:
+        """Drop gradients and all that holds the groups; shards stay, so that they can be saved."""
+        self._sharded.hand_over()
+        super().give_up()
+        self._sharded.reshard()
+        self._sharded.close()
+
     def forward(self, name: str, micro_batch: MicroBatch) -> Loss:
         """Loss of one learner on a batch, without gradient; all ranks make it together."""
         part = self._parts[name]
@@ -179,16 +192,30 @@ class Fsdp(Single):
             finally:
                 self._sharded.reshard()
 
-    def state(self) -> dict[str, Any]:
-        """Single's, whole and on the CPU of rank 0; the other ranks have only what is not sharded."""
+    def state(self, *, keep: bool | None = None) -> dict[str, Any]:
+        """Single's, whole and on the CPU of the ranks that keep it (None: of rank 0).
+
+        The others have only what is not sharded.
+        """
+        keep = self._rank == 0 if keep is None else keep
         self._side.exchange("sharded weights")  # a rank that is alone here would wait for the others to no end
         self._sharded.reshard()
-        return saved(super().state(), self._sharded, self._optimizers(), keep=self._rank == 0)
+        return saved(super().state(), self._sharded, self._optimizers(), keep=keep)
+
+    def parts(self) -> dict[str, Any]:
+        """Single's, with a Part of this rank where something is sharded."""
+        self._sharded.reshard()
+        return in_parts(super().state(), self._sharded, self._optimizers())
+
+    def room(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Where this rank's share of such a state goes, a Part where it is sharded here."""
+        return room_for(state, self._sharded, self._optimizers())
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Take this rank's parts out of what any strategy's `state` gave; all ranks have all of it."""
         self._sharded.reshard()
-        super().load(loaded(state, self._sharded, self._optimizers()))
+        model = fitting(self._model, state["model"]) if state["model"] else {}
+        super().load(loaded({**state, "model": model}, self._sharded, self._optimizers()))
 
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {name: part.update.optimizer for name, part in self._parts.items()}

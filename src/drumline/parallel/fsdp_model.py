@@ -18,6 +18,7 @@ from drumline.parallel.fsdp_gradients import groups_of, sum_gradients
 from drumline.parallel.fsdp_shards import Layout, Peers, Shard, local_shard
 from drumline.parallel.fsdp_units import Root, find_units, own_modules, policy_of
 from drumline.parallel.groups import Groups
+from drumline.parallel.keys import bare_name
 from drumline.parallel.materialise import allocate, materialise, on_meta, seeds_of
 from drumline.parallel.ready import ReadyOptimizer, rebind
 from drumline.parallel.strategy import MakeOptimizer
@@ -188,10 +189,10 @@ class ShardedModel:
                 part.copy_(self.layout.cut(whole))
 
     def all_names(self) -> dict[str, Shard]:
-        """Shards by every name that they have in the model."""
+        """Shards by every name that they have in the bare model."""
         by_parameter = {shard.sharded: shard for shard in self.shards.values()}
         parameters = self.model.named_parameters(remove_duplicate=False)
-        return {name: by_parameter[p] for name, p in parameters if p in by_parameter}
+        return {bare_name(self.model, name): by_parameter[p] for name, p in parameters if p in by_parameter}
 
     def optimizer(self, make: MakeOptimizer) -> Optimizer:
         """Make it over what stands in the model now, even if it was made before that was sharded."""

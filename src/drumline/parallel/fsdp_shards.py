@@ -55,6 +55,10 @@ class Layout:
         rows = self._rows(whole.shape)
         return whole[self._peers.rank * rows : (self._peers.rank + 1) * rows]
 
+    def begin(self, shape: torch.Size) -> int:
+        """The first row of the part of this rank."""
+        return min(self._peers.rank * self._rows(shape), shape[0])
+
     def _rows(self, shape: torch.Size) -> int:
         return -(-shape[0] // self._peers.size)
 

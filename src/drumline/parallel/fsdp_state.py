@@ -1,4 +1,4 @@
-"""State of a sharded run in the form that every strategy saves and loads: whole tensors, on the CPU."""
+"""State of a sharded run: whole tensors on the CPU, as every strategy saves and loads, or each rank's parts."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from drumline.parallel.fsdp_model import ShardedModel
 from drumline.parallel.fsdp_shards import Shard
+from drumline.parallel.parts import Part
 from drumline.parallel.update import local_part
 
 Optimizers = Mapping[str, Optimizer]
@@ -23,27 +24,48 @@ def saved(state: Mapping[str, Any], sharded: ShardedModel, optimizers: Optimizer
 
     state: what `Single.state` gives.
     """
-    names = sharded.all_names()
-    weights: dict[int, Tensor | None] = {}
 
     def join(part: Tensor, shape: torch.Size) -> Tensor | None:
         whole = sharded.layout.join(local_part(part), shape)
         return whole.cpu() if keep else None
+
+    return with_shards(state, sharded, optimizers, join)
+
+
+def in_parts(state: Mapping[str, Any], sharded: ShardedModel, optimizers: Optimizers) -> dict[str, Any]:
+    """What `Single.state` gives, with a Part in the place of what is sharded; no rank waits for another."""
+
+    def part(tensor: Tensor, shape: torch.Size) -> Part:
+        return Part(local_part(tensor), shape, sharded.layout.begin(shape))
+
+    return with_shards(state, sharded, optimizers, part)
+
+
+Change = Callable[[Tensor, torch.Size], Any]
+"""From this rank's part of a tensor and the whole one's shape."""
+
+
+def with_shards(
+    state: Mapping[str, Any], sharded: ShardedModel, optimizers: Optimizers, change: Change
+) -> dict[str, Any]:
+    """What `Single.state` gives, with a change to all that is sharded."""
+    names = sharded.all_names()
+    weights: dict[int, Any] = {}
 
     def weight(name: str, value: Any) -> Any:
         if not isinstance(value, DTensor):
             return value
         shard = names.get(name)
         if shard is None:  # a name that the model's own hook has given it
-            return join(value, value.shape)
+            return change(value, value.shape)
         if id(shard) not in weights:  # what is tied is one tensor in the file too
-            weights[id(shard)] = join(value, value.shape)
+            weights[id(shard)] = change(value, value.shape)
         return weights[id(shard)]
 
     average = state["average"]
     if average is not None:
         averages = {
-            name: join(value, names[name].sharded.shape) if name in names else value
+            name: change(value, names[name].sharded.shape) if name in names else value
             for name, value in average["averages"].items()
         }
         average = {**average, "averages": averages}
@@ -52,7 +74,7 @@ def saved(state: Mapping[str, Any], sharded: ShardedModel, optimizers: Optimizer
         "model": {name: weight(name, value) for name, value in state["model"].items()},
         "average": average,
         "learners": {
-            name: with_kept(learner, shards_of(optimizers[name], sharded), lambda part, like: join(part, like.shape))
+            name: with_kept(learner, shards_of(optimizers[name], sharded), lambda part, like: change(part, like.shape))
             for name, learner in state["learners"].items()
         },
     }
@@ -62,17 +84,18 @@ def saved(state: Mapping[str, Any], sharded: ShardedModel, optimizers: Optimizer
 def loaded(state: Mapping[str, Any], sharded: ShardedModel, optimizers: Optimizers) -> dict[str, Any]:
     """Cut this rank's parts out of what any strategy has saved, in the form that `Single.load` takes.
 
+    A Part stands for itself: of the right shape it is this rank's.
     Weights are put in here already, where they have the right shape; what has not is refused by torch, which names it.
     """
     names, model = sharded.all_names(), dict(state["model"])
     for name, shard in names.items():
         if name in model and model[name].shape == shard.sharded.shape:
-            shard.local.copy_(sharded.layout.cut(model[name]))
+            shard.local.copy_(part_of(model[name], sharded))
             model[name] = shard.sharded
     average = state["average"]
     if average is not None:
         averages = {
-            name: sharded.layout.cut(value) if name in names and value.shape == names[name].sharded.shape else value
+            name: part_of(value, sharded) if name in names and value.shape == names[name].sharded.shape else value
             for name, value in average["averages"].items()
         }
         average = {**average, "averages": averages}
@@ -90,12 +113,51 @@ def shards_of(optimizer: Optimizer, sharded: ShardedModel) -> list[Shard | None]
     return [by_parameter.get(p) for group in optimizer.param_groups for p in group["params"]]
 
 
-def cutter(optimizer: Optimizer, sharded: ShardedModel) -> Callable[[Tensor, DTensor], Tensor]:
+def part_of(value: Tensor | Part, sharded: ShardedModel) -> Tensor:
+    """The part of this rank."""
+    return value.tensor if isinstance(value, Part) else sharded.layout.cut(value)
+
+
+def room_for(state: Mapping[str, Any], sharded: ShardedModel, optimizers: Optimizers) -> dict[str, Any]:
+    """A state of tensors on the meta device, with memory for this rank's part in the place of each that is sharded.
+
+    What is tied has one Part, on the CPU.
+    """
+    names, layout = sharded.all_names(), sharded.layout
+    rooms: dict[int, Part] = {}
+
+    def room(whole: Tensor) -> Part:
+        if id(whole) not in rooms:
+            part = torch.empty(layout.cut(whole).shape, dtype=whole.dtype)
+            rooms[id(whole)] = Part(part, whole.shape, layout.begin(whole.shape))
+        return rooms[id(whole)]
+
+    def named(values: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            name: room(value) if name in names and value.shape == names[name].sharded.shape else value
+            for name, value in values.items()
+        }
+
+    average = state["average"]
+    learners = {}
+    for name, learner in state["learners"].items():
+        if name in optimizers:
+            learner = with_kept(learner, shards_of(optimizers[name], sharded), lambda whole, like: room(whole))
+        learners[name] = learner
+    return {
+        **state,
+        "model": named(state["model"]),
+        "average": None if average is None else {**average, "averages": named(average["averages"])},
+        "learners": learners,
+    }
+
+
+def cutter(optimizer: Optimizer, sharded: ShardedModel) -> Callable[[Tensor | Part, DTensor], Tensor]:
     """How a whole tensor becomes what this optimizer keeps of a parameter: a part, or a DTensor like the parameter."""
     takes_parts = sharded.takes_parts(optimizer)
 
-    def cut(whole: Tensor, like: DTensor) -> Tensor:
-        part = sharded.layout.cut(whole).clone()
+    def cut(whole: Tensor | Part, like: DTensor) -> Tensor:
+        part = part_of(whole, sharded).clone()
         if takes_parts:
             return part
         return DTensor.from_local(
@@ -106,12 +168,12 @@ def cutter(optimizer: Optimizer, sharded: ShardedModel) -> Callable[[Tensor, DTe
 
 
 def with_kept(
-    learner: Mapping[str, Any], shards: list[Shard | None], change: Callable[[Tensor, Any], Any]
+    learner: Mapping[str, Any], shards: list[Shard | None], change: Callable[[Any, Any], Any]
 ) -> dict[str, Any]:
     """A learner's state, with a change to all that its optimizer keeps in the shape of a parameter."""
 
     def changed(value: Any, shard: Shard | None) -> Any:
-        if shard is None or not isinstance(value, Tensor) or not value.dim():
+        if shard is None or not isinstance(value, Tensor | Part) or not value.dim():
             return value
         shapes = (shard.sharded.shape, shard.local.shape)
         return change(value, shard.sharded) if value.shape in shapes else value

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -14,7 +16,7 @@ import torch.distributed as dist
 
 from drumline.errors import BackendError, GroupError
 from drumline.launcher.world import World, detect_world
-from drumline.parallel.side_channel import Alone, SideChannel, StoreChannel
+from drumline.parallel.side_channel import Alone, SideChannel, StoreChannel, twin_of
 
 logger = logging.getLogger("drumline")
 
@@ -22,6 +24,12 @@ LEAVE_S = 30.0
 """How long rank 0 stays for the others at the end: they come at once unless they are busy with something else."""
 READ_S = 3.0
 """The same after a failure, so that the others can read why before the store goes with rank 0."""
+
+WRITE_S = 86400.0
+"""Longest wait of one rank's writing thread for another's: a disk may be slow, and a rank that fails says so."""
+
+WATCH_S = 0.05
+"""Between two looks of the watching thread: a message a look, which costs the store 20 a second and rank."""
 
 _meetings: Counter[tuple[str, str | None, int]] = Counter()
 """How often this process has met the others of a world: a second trainer must never read the first one's keys. A rank
@@ -44,6 +52,25 @@ class Groups:
     timeout_s: float = 600.0
     parts: list[dist.ProcessGroup] = field(default_factory=list)
     """Groups of some ranks only, taken down with `train`."""
+    backend: str = "gloo"
+    """Of the training group."""
+    writer: SideChannel = field(default_factory=Alone)
+    """For the threads that write checkpoints alone, with keys and a connection of its own."""
+    writers: dist.ProcessGroup | None = None
+    """For them too, over gloo; see `open_writers`."""
+    store: dist.Store | None = None
+    """Where the ranks have met, with keys of this meeting only; None where there is one rank."""
+    watch: Watch | None = None
+    """Takes down the training group when a rank asks to recover, on GPUs only: on the CPU the group falls with the
+    sockets of the rank that failed, and no thread could free one that is stuck in it."""
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def own_store(self, prefix: str) -> dist.Store:
+        """That store with keys of one's own, on a connection of one's own: others may be in a request that waits."""
+        assert self.store is not None
+        return dist.PrefixStore(prefix, twin_of(self.store))
 
     def split(self, size: int) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
         """Two groups of this rank: those with its place in other blocks of `size` neighbours, and its own block.
@@ -62,6 +89,46 @@ class Groups:
         self.parts += mine
         return mine[0], mine[1]
 
+    def open_writers(self) -> None:
+        """Make the group for threads that write parts of one checkpoint; all ranks call it, before there are any."""
+        if self.world.size > 1:
+            self.writers = dist.new_group(timeout=timedelta(seconds=WRITE_S), backend="gloo")
+
+    def give_up(self) -> None:
+        """Take the training group down while the processes live on; any thread may call it, and more than once.
+
+        On GPUs what is stuck in it ends with values that count for nothing. On the CPU the other ranks are free once
+        nothing here refers to the group any more.
+        """
+        with self._lock:
+            train, self.train = self.train, None
+            parts, self.parts = self.parts, []
+            for group in (*parts, *([train] if train is not None else [])):
+                if self.device.type == "cuda":
+                    dist.distributed_c10d._abort_process_group(group)
+                else:
+                    dist.destroy_process_group(group)
+
+    def rebuild(self) -> None:
+        """Make a new training group, by way of the default group; all ranks call it after they gave up the old one."""
+        if self.world.size == 1:
+            return
+        self.train = dist.new_group(backend=self.backend, timeout=timedelta(seconds=self.timeout_s))
+        check_group(self.train, self.world, self.device)
+        self.start_watch()
+
+    def start_watch(self) -> None:
+        """Watch for a rank that asks to recover, where a device could be stuck because of it."""
+        self.stop_watch()
+        if self.device.type == "cuda" and isinstance(self.side, StoreChannel):
+            self.watch = Watch(self.side, self.give_up)
+
+    def stop_watch(self) -> None:
+        """End the thread."""
+        watch, self.watch = self.watch, None
+        if watch is not None:
+            watch.stop()
+
     def close(self) -> None:
         """Take down what was opened here, with the other ranks; PeerFailed where one of them fails meanwhile."""
         self.side.announce("the end of its run")
@@ -72,9 +139,8 @@ class Groups:
 
     def abort(self) -> None:
         """Take down what was opened here after a failure; the other ranks only get the time to read why."""
-        if self.train is not None and self.device.type == "cuda":
-            for group in (*self.parts, self.train):
-                dist.distributed_c10d._abort_process_group(group)
+        if self.device.type == "cuda":
+            self.give_up()
         self._destroy()
         try:
             self.side.leave(READ_S, failed=True)
@@ -82,11 +148,48 @@ class Groups:
             logger.debug("the side channel is gone before the groups: %s", lost)
 
     def _destroy(self) -> None:
-        train, self.train = self.train, None
-        parts, self.parts = self.parts, []
-        if train is not None and dist.is_initialized():
-            for group in [None] if self.owns_default else [*parts, train]:
-                dist.destroy_process_group(group)
+        self.stop_watch()
+        writers, self.writers = self.writers, None
+        if not self.owns_default:
+            if dist.is_initialized():
+                self.give_up()
+                if writers is not None:
+                    dist.destroy_process_group(writers)
+            return
+        self.train, self.parts = None, []
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+
+class Watch(threading.Thread):
+    """Calls a function once when a rank asks to recover, and ends.
+
+    The main thread may be waiting for a device that waits for another rank; what it waits in lets other threads run.
+    """
+
+    def __init__(self, side: StoreChannel, give_up: Callable[[], None], pause_s: float = WATCH_S) -> None:
+        super().__init__(name="drumline-watch", daemon=True)
+        self._side = side.watcher()
+        self._give_up = give_up
+        self._pause_s = pause_s
+        self._stopped = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        """Look every so often."""
+        try:
+            while not self._stopped.wait(self._pause_s):
+                if self._side.asked() is not None:
+                    self._give_up()
+                    return
+        except dist.DistError as lost:  # the store goes with rank 0; the main thread meets that too
+            logger.debug("the watch has lost the side channel: %s", lost)
+
+    def stop(self) -> None:
+        """End it; a thread that is taking the group down is waited for."""
+        self._stopped.set()
+        if threading.current_thread() is not self:
+            self.join()
 
 
 def bind_device(world: World, device_type: str, memory_fraction: float = 1.0, num_gpus: int = 1) -> torch.device:
@@ -138,7 +241,9 @@ def open_groups(world: World, device: torch.device, backend: str, timeout_s: flo
         side = StoreChannel(store, world.rank, world.size, timeout_s)
         side.exchange("start")
     _meetings[key] += 1
-    groups = Groups(world, device, side, None, owns_default, timeout_s)
+    groups = Groups(world, device, side, None, owns_default, timeout_s, backend=backend)
+    groups.store = store
+    groups.writer = StoreChannel(groups.own_store("writer"), world.rank, world.size, WRITE_S)
     try:
         groups.train = dist.new_group(backend=backend, timeout=limit)
         check_group(groups.train, world, device)
@@ -148,6 +253,7 @@ def open_groups(world: World, device: torch.device, backend: str, timeout_s: flo
         raise BackendError(
             f"{backend} failed its check at start: {error}", f"{advice}; drumline doctor shows more"
         ) from error
+    groups.start_watch()
     return groups
 
 
@@ -198,6 +304,11 @@ def make_store(world: World, limit: timedelta) -> dist.Store:
     try:
         return dist.TCPStore(host, int(port), None, serves, limit, wait_for_workers=False)
     except dist.DistNetworkError as error:
+        if serves and "EADDRINUSE" in str(error):
+            raise GroupError(
+                f"port {port} is taken by another process, and rank 0 was to serve the store there",
+                "set MASTER_PORT to a free port (ss -ltnp shows whose this is); drumline launch finds one by itself",
+            ) from error
         role = "serve" if serves else "reach"
         fix = "choose a port that is free" if serves else "start rank 0, and check address, port and firewall"
         raise GroupError(f"rank {world.rank} could not {role} the store at {host}:{port}: {error}", fix) from error

@@ -23,12 +23,16 @@ class LossScale:
         self.scale = torch.full((), INITIAL_SCALE, device=device)
         self._finite_in_a_row = torch.zeros((), device=device)
 
-    def update(self, applied: Tensor) -> None:
-        """Take in one window's outcome: 1.0 applied, 0.0 skipped."""
+    def update(self, applied: Tensor, whole: Tensor | None = None) -> None:
+        """Take in one window's outcome: 1.0 applied, 0.0 skipped; whole: false where it does not count at all."""
         run = (self._finite_in_a_row + 1) * applied
         grow = run >= GROWTH_INTERVAL
-        self.scale.mul_(torch.where(applied == 0, 0.5, torch.where(grow, 2.0, 1.0)))
-        self._finite_in_a_row.copy_(torch.where(grow, 0.0, run))
+        factor = torch.where(applied == 0, 0.5, torch.where(grow, 2.0, 1.0))
+        run = torch.where(grow, 0.0, run)
+        if whole is not None:
+            factor, run = torch.where(whole, factor, 1.0), torch.where(whole, run, self._finite_in_a_row)
+        self.scale.mul_(factor)
+        self._finite_in_a_row.copy_(run)
 
     def state(self) -> dict[str, float]:
         """Scale and length of the finite run."""

@@ -152,6 +152,11 @@ class Replica(Single):
             self.flats[part.name].begin_pass()
         return super()._pass(part, micro_batch, scale)
 
+    def _try_window(self, name: str, micro_batches: Sequence[MicroBatch]) -> None:
+        if self.flats:
+            self.flats[name].begin(len(micro_batches), None)  # nobody sums them
+        super()._try_window(name, micro_batches)
+
     def close(self) -> None:
         """Let the parameters go."""
         super().close()

@@ -22,15 +22,33 @@ LOOK_S = 0.25
 """Between two looks for a failure, or for a rank that has gone elsewhere."""
 
 
+class Recovery(Exception):
+    """A rank has asked all others to give up the update at hand; they meet in the next generation of rounds."""
+
+
 class SideChannel(Protocol):
     """Small messages between all ranks, in rounds that every rank takes part in."""
 
-    def exchange(self, tag: str, payload: Any = None) -> list[Any]:
-        """Give a JSON value, get every rank's, by rank. All ranks must come with the same tag."""
+    generation: int
+    """How often rounds have begun anew; what is asked for in one generation is forgotten in the next."""
+    join: Callable[[], None] | None
+    """Takes part in a recovery that another rank has asked for, from within `exchange`, which then begins its round
+    anew; None: `exchange` raises Recovery."""
+
+    def exchange(self, tag: str, payload: Any = None, limit_s: float | None = None) -> list[Any]:
+        """Give a JSON value, get every rank's, by rank. All ranks must come with the same tag, within the limit."""
         ...
 
     def announce(self, place: str) -> None:
         """Say, without waiting, where this rank goes before the next round: it may get stuck there."""
+        ...
+
+    def call(self, word: str) -> None:
+        """Call a word to all ranks, without waiting; it is forgotten with the next round."""
+        ...
+
+    def called(self, word: str) -> bool:
+        """Whether any rank has called this word since the last round. Asks the store: not for every batch."""
         ...
 
     def leave(self, limit_s: float, *, failed: bool = False) -> None:
@@ -45,16 +63,38 @@ class SideChannel(Protocol):
         """The first failure that any rank reported."""
         ...
 
+    def ask_to_recover(self, reason: Mapping[str, Any]) -> None:
+        """Ask all ranks to leave what they are at and meet in the next generation; the first one's reason stays."""
+        ...
+
+    def asked(self) -> dict[str, Any] | None:
+        """The reason for which a rank has asked for that in this generation; None where nobody has."""
+        ...
+
+    def next_generation(self) -> None:
+        """Begin rounds anew; all ranks come here after one of them has asked."""
+        ...
+
 
 class Alone:
     """The side channel of a world of one."""
 
-    def exchange(self, tag: str, payload: Any = None) -> list[Any]:
+    generation = 0
+    join: Callable[[], None] | None = None
+
+    def exchange(self, tag: str, payload: Any = None, limit_s: float | None = None) -> list[Any]:
         """Give back the one payload."""
         return [payload]
 
     def announce(self, place: str) -> None:
         """Nobody else is there."""
+
+    def call(self, word: str) -> None:
+        """Nobody else is there."""
+
+    def called(self, word: str) -> bool:
+        """Nobody else can have called."""
+        return False
 
     def leave(self, limit_s: float, *, failed: bool = False) -> None:
         """Nobody else is there."""
@@ -66,6 +106,17 @@ class Alone:
         """Nobody else can have failed."""
         return None
 
+    def ask_to_recover(self, reason: Mapping[str, Any]) -> None:
+        """Nobody else is there."""
+
+    def asked(self) -> dict[str, Any] | None:
+        """Nobody else can have asked."""
+        return None
+
+    def next_generation(self) -> None:
+        """Count it."""
+        self.generation += 1
+
 
 class StoreChannel:
     """The side channel over a torch store."""
@@ -76,20 +127,32 @@ class StoreChannel:
         self._size = size
         self._timeout_s = timeout_s
         self._round = 0
+        self.generation = 0
+        self.join: Callable[[], None] | None = None
         self._going: tuple[int, str] = (-1, "")
         """After which round this rank has said where it goes, and the place."""
         self._reads_many: bool = store.has_extended_api()  # type: ignore[attr-defined]  # a file store cannot
 
-    def exchange(self, tag: str, payload: Any = None) -> list[Any]:
-        """Give a JSON value, get every rank's, by rank.
+    def exchange(self, tag: str, payload: Any = None, limit_s: float | None = None) -> list[Any]:
+        """Give a JSON value, get every rank's, by rank; limit_s: parallel.timeout_s where it is none.
 
         Raises GroupError naming the ranks that did not come within the limit, or that came to another place (a
-        collective under a rank-0 guard), and PeerFailed where another rank has reported a failure.
+        collective under a rank-0 guard), PeerFailed where another rank has reported a failure, and Recovery where one
+        has asked for that, will not come any more, and nothing is set to take part from here.
         """
+        while True:
+            try:
+                return self._exchange(tag, payload, self._timeout_s if limit_s is None else limit_s)
+            except Recovery:
+                if self.join is None:
+                    raise
+            self.join()
+
+    def _exchange(self, tag: str, payload: Any, limit_s: float) -> list[Any]:
         self._round += 1
         keys = [self._key(self._round, rank) for rank in range(self._size)]
         self._store.set(keys[self._rank], json.dumps([tag, payload]))
-        self._wait(keys, tag)
+        self._wait(keys, tag, limit_s)
         store = self._store
         values = store.multi_get(keys) if self._reads_many else [store.get(key) for key in keys]
         answers = [json.loads(value) for value in values]
@@ -102,7 +165,7 @@ class StoreChannel:
 
     def _lines(self, tags: Sequence[str]) -> list[tuple[str, str]]:
         """Each rank's tag and the line of the user's that led to it; all ranks look for it, so all post theirs."""
-        keys = [f"where/{self._round}/{rank}" for rank in range(self._size)]
+        keys = [f"{self.generation}/where/{self._round}/{rank}" for rank in range(self._size)]
         self._store.set(keys[self._rank], calling_line())
         self._poll(keys, 4 * LOOK_S, ignore)  # the line of a rank that is gone by now stays unknown
         lines = [self._store.get(key).decode() if self._store.check([key]) else "" for key in keys]
@@ -114,7 +177,18 @@ class StoreChannel:
         A rank that waits elsewhere for that round then knows that this one will never come.
         """
         self._going = (self._round, place)
-        self._store.set(f"at/{self._rank}", json.dumps(self._going))
+        self._store.set(f"{self.generation}/at/{self._rank}", json.dumps(self._going))
+
+    def call(self, word: str) -> None:
+        """Call a word to all ranks, without waiting; it is forgotten with the next round."""
+        self._store.set(self._word_key(word), "")
+
+    def called(self, word: str) -> bool:
+        """Whether any rank has called this word since the last round."""
+        return bool(self._store.check([self._word_key(word)]))
+
+    def _word_key(self, word: str) -> str:
+        return f"{self.generation}/word/{self._round}/{word}"
 
     def leave(self, limit_s: float, *, failed: bool = False) -> None:
         """Say that this rank is done; rank 0, which may serve the store, stays until all have said so.
@@ -133,13 +207,13 @@ class StoreChannel:
             logger.warning("rank 0 ends without rank %s, which did not come within %g s", names, limit_s)
 
     def _key(self, round_number: int, rank: int) -> str:
-        return f"round/{round_number}/{rank}"
+        return f"{self.generation}/round/{round_number}/{rank}"
 
-    def _wait(self, keys: Sequence[str], tag: str) -> None:
-        absent = self._poll(keys, self._timeout_s, lambda absent: self._look_for(absent, tag))
+    def _wait(self, keys: Sequence[str], tag: str, limit_s: float) -> None:
+        absent = self._poll(keys, limit_s, lambda absent: self._look_for(keys, absent, tag))
         if absent:
             raise GroupError(
-                f"rank {self._rank} waited {self._timeout_s:g} s at {tag!r} for rank {', '.join(map(str, absent))}",
+                f"rank {self._rank} waited {limit_s:g} s at {tag!r} for rank {', '.join(map(str, absent))}",
                 "start every rank, see what the absent ones were doing, or raise parallel.timeout_s",
             )
 
@@ -159,11 +233,20 @@ class StoreChannel:
             pause = min(LONGEST_S, pause * 1.2)
         return []
 
-    def _look_for(self, absent: Sequence[int], tag: str) -> None:
-        """Raise PeerFailed after a failure, GroupError where an absent rank is at a place that this one passed by."""
+    def _look_for(self, keys: Sequence[str], absent: Sequence[int], tag: str) -> None:
+        """Raise PeerFailed after a failure, Recovery where that was asked for and an absent rank did not come before.
+
+        And GroupError where an absent rank is at a place that this one passed by.
+        """
         self._look_for_failure(absent)
+        if self.asked() is not None:
+            # Whoever asked has posted all that it ever will in this generation: a round that is whole by now counts, so
+            # that no rank gives up a round which another one has seen whole.
+            if not self._store.check(list(keys)):
+                raise Recovery
+            return
         for rank in absent:
-            key = f"at/{rank}"
+            key = f"{self.generation}/at/{rank}"
             going = tuple(json.loads(self._store.get(key))) if self._store.check([key]) else (-1, "")
             if going[0] == self._round - 1 and going != self._going:
                 raise different_places({self._rank: f"{tag!r}{calling_line()}", rank: repr(going[1])})
@@ -181,6 +264,38 @@ class StoreChannel:
         if not self._store.check(["failed"]):
             return None
         return self._store.get("failed").decode()
+
+    def ask_to_recover(self, reason: Mapping[str, Any]) -> None:
+        """Ask all ranks to leave what they are at and meet in the next generation; the first one's reason stays."""
+        self._store.compare_set(self._asked_key, "", json.dumps(reason))
+
+    def asked(self) -> dict[str, Any] | None:
+        """The reason for which a rank has asked for that in this generation; None where nobody has."""
+        if not self._store.check([self._asked_key]):
+            return None
+        reason: dict[str, Any] = json.loads(self._store.get(self._asked_key))
+        return reason
+
+    @property
+    def _asked_key(self) -> str:
+        return f"{self.generation}/asked"
+
+    def next_generation(self) -> None:
+        """Begin rounds anew; all ranks come here after one of them has asked."""
+        self.generation += 1
+        self._round, self._going = 0, (-1, "")
+
+    def watcher(self) -> StoreChannel:
+        """The same channel on a connection of its own, for a thread that only looks."""
+        watcher = StoreChannel(twin_of(self._store), self._rank, self._size, self._timeout_s)
+        watcher.generation = self.generation
+        return watcher
+
+
+def twin_of(store: dist.Store) -> dist.Store:
+    """The same store on a connection of its own: torch lets one thread at a time talk over each."""
+    twin: dist.Store = store.clone()  # type: ignore[attr-defined]  # not in torch's stubs
+    return twin
 
 
 def ignore(absent: Sequence[int]) -> None:

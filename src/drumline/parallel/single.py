@@ -11,11 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from drumline.errors import ConfigError
+from drumline.parallel.adopt import adopted
 from drumline.parallel.averaging import Average
 from drumline.parallel.batch_norm import has_batch_norm, single_sample
 from drumline.parallel.buffers import Buffers
 from drumline.parallel.compute import Compute
 from drumline.parallel.each_gradient import lacks_gradients
+from drumline.parallel.keys import bare_keys, load_weights, own_keys
 from drumline.parallel.materialise import materialise, seeds_of
 from drumline.parallel.noise import Noise, squared_norm
 from drumline.parallel.objective import Objective, add_sums, run_pass, to_device
@@ -33,6 +35,8 @@ from drumline.parallel.strategy import (
     Sums,
     T,
 )
+from drumline.parallel.trial import Trials
+from drumline.parallel.undoing import OnDevice
 from drumline.parallel.unused import Unused
 from drumline.parallel.update import Update
 
@@ -53,9 +57,13 @@ class Part:
     noise: Noise | None
     skippable: bool
     windows: int = 0
+    whole: Tensor | None = None
+    """On the device, whether the newest window's reduction came to its end; None: the host knows that it did."""
+    voids: Tensor | None = None
+    """On the device: how many steps were none, because their reduction was cut off."""
 
 
-class Single:
+class Single(Trials, OnDevice):
     """Runs windows on one device without any communication."""
 
     _share_of = "rank"
@@ -76,6 +84,7 @@ class Single:
         self._parts: dict[str, Part] = {}
         self._average: Average | None = None
         self._applied: Tensor
+        self._steps = 0
 
     def setup(self, model: nn.Module, learners: Mapping[str, Learner], average: MakeAverage | None = None) -> None:
         """Take the model to the device and make the optimizers on it there."""
@@ -195,8 +204,9 @@ class Single:
     def step(self, name: str, max_norm: float | None) -> Outcome:
         """Clip and update; after the last learner's update the average takes the weights in."""
         part = self._parts[name]
-        outcome = part.update.apply(max_norm)
-        if part.skippable:
+        outcome = part.update.apply(max_norm, part.whole)
+        doubtful = part.skippable or part.whole is not None
+        if doubtful:
             self._buffers.take_back_unless(outcome.applied)
         if part.noise is not None:
             outcome = outcome._replace(sums=part.noise.sums(outcome.norm, name))
@@ -204,13 +214,13 @@ class Single:
             # A window counts where none of its updates was skipped.
             self._applied = outcome.applied if name == self._first else self._applied * outcome.applied
             if name == self._last:
-                self._average.update(self._applied if part.skippable else None)
+                self._average.update(self._applied if doubtful else None)
+        if part.whole is not None:
+            lost = 1 - part.whole.long()
+            part.voids = lost if part.voids is None else part.voids + lost
+        self._buffers.in_window, part.update.entered = False, False
+        self._steps += 1
         return outcome
-
-    def discard(self, name: str) -> None:
-        """Drop what the window did."""
-        self._parts[name].update.clear()
-        self._buffers.take_back()
 
     def advance(self, interval: Literal["epoch", "evaluation"], value: float | None) -> None:
         """Move the schedulers of that interval on."""
@@ -238,22 +248,30 @@ class Single:
     def state(self) -> dict[str, Any]:
         """Model, average, and each learner's update."""
         return {
-            "model": self._model.state_dict(),
-            "average": None if self._average is None else self._average.state(),
+            "model": bare_keys(self._model, self._model.state_dict()),
+            "average": None if self._average is None else self._average_by(bare_keys, self._average.state()),
             "learners": {name: part.update.state() for name, part in self._parts.items()},
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load model, average and updates; an average that was not saved begins anew."""
-        if list(state["learners"]) != list(self._parts):
+        """Load model, average and updates; an average that was not saved begins anew, other absent parts stay."""
+        if state["learners"] and list(state["learners"]) != list(self._parts):
             raise ValueError(f"it is of {', '.join(state['learners'])}, this run of {', '.join(self._parts)}")
-        self._model.load_state_dict(state["model"])
-        for name, part in self._parts.items():
-            part.update.load(state["learners"][name])
+        if state["model"]:
+            load_weights(self._model, state["model"])
+        for name, learner in state["learners"].items():
+            update = self._parts[name].update
+            update.load(adopted(update, learner))
         if self._make_average is not None:
             self._average = self._make_average(self._model)
             if state["average"] is not None:
-                self._average.load(state["average"])
+                self._average.load(self._average_by(own_keys, state["average"]))
+
+    def _average_by(
+        self, names: Callable[[nn.Module, Mapping[str, Tensor]], dict[str, Tensor]], average: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The average's state by names of this kind."""
+        return {**average, "averages": names(self._model, average["averages"])}
 
     def close(self) -> None:
         """Say how often parameters went unused."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from drumline.parallel.averaging import Average
+    from drumline.parallel.groups import Groups
 
 T = TypeVar("T")
 
@@ -135,7 +136,75 @@ class Learner(NamedTuple):
     rates: Rates
 
 
-class Strategy(Protocol):
+class Commits(NamedTuple):
+    """Where a strategy stands in its optimizer steps, of all learners together."""
+
+    steps: int
+    """Made whole since the run began in this process."""
+    torn: bool
+    """Whether one was left half made."""
+
+
+class Triable(Protocol):
+    """Tries passes out, of which nothing stays; see `engine.preflight` and `engine.balance`."""
+
+    @property
+    def due_bytes(self) -> int:
+        """Memory of one device that the first update will take for optimizer state; 0 where all of it is there."""
+        ...
+
+    def trial(self, micro_batches: Sequence[MicroBatch]) -> float:
+        """Seconds that the passes of every learner over these take, without a reduction over the ranks.
+
+        The host waits for them. Neither a gradient stays nor what they did to buffers, also where memory runs out;
+        random streams move. Where `forwards_together`, all ranks make it together.
+        """
+        ...
+
+
+class Undoing(Protocol):
+    """Windows that do not count: dropped, or given up in a recovery."""
+
+    def discard(self, name: str) -> None:
+        """Drop the window that this learner has just run: no update, and buffers as they were before it."""
+        ...
+
+    @property
+    def can_rebuild(self) -> bool:
+        """Whether it can go on with a new training group; else only new processes can."""
+        ...
+
+    @property
+    def may_be_void(self) -> bool:
+        """Whether the host may learn late that a reduction was cut off, and that its step was none therefore."""
+        ...
+
+    def give_up(self) -> None:
+        """Leave the window at hand, wherever it is: no gradient stays, and nothing that holds the training group."""
+        ...
+
+    def committed(self) -> Commits:
+        """Steps that were made whole; waits for the device."""
+        ...
+
+    def undo(self) -> None:
+        """Put buffers back as they were before a window that has not come to the end of its step."""
+        ...
+
+    def settle(self, *, applied: bool) -> None:
+        """Take in that a step of this window was made elsewhere: its buffers stay, if it was applied."""
+        ...
+
+    def hand_over(self, groups: Groups, giver: int, *, takes: bool) -> None:
+        """Give weights, average, optimizer and schedule of rank `giver` to those ranks that take them. All call it."""
+        ...
+
+    def rebuild(self, groups: Groups, steps: int) -> None:
+        """Wrap the model for a new training group, and count steps from here on."""
+        ...
+
+
+class Strategy(Triable, Undoing, Protocol):
     """Owns one update window of each learner; only it knows wrappers, synchronisation and the optimizers."""
 
     def setup(self, model: nn.Module, learners: Mapping[str, Learner], average: MakeAverage | None = None) -> None:
@@ -165,10 +234,6 @@ class Strategy(Protocol):
 
     def step(self, name: str, max_norm: float | None) -> Outcome:
         """Unscale, clip and update, or skip where the gradient is not finite; gradients are cleared."""
-        ...
-
-    def discard(self, name: str) -> None:
-        """Drop the window that this learner has just run: no update, and buffers as they were before it."""
         ...
 
     def advance(self, interval: Literal["epoch", "evaluation"], value: float | None) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from drumline.parallel.allocate import allocate_state
 from drumline.parallel.each_gradient import drop_gradients, gradients_of
 from drumline.parallel.precision import LossScale
 from drumline.parallel.strategy import Outcome, Rates
+
+MOST_AHEAD = 4
+"""Steps of which the host does not know yet what became of them; it learns of each a window later."""
 
 CLIP_EPSILON = 1e-6
 """Added to the norm before dividing, as torch.nn.utils.clip_grad_norm_ does."""
@@ -47,6 +52,7 @@ class Update:
         self._norm = norm or (total_norm if len(kinds) == 1 else mixed_norm)
         self._scheduler = None if rates.make_scheduler is None else rates.make_scheduler(optimizer)
         self._bases = [float(group["lr"]) for group in optimizer.param_groups]
+        allocate_state(optimizer)
         self._fused = bool(getattr(optimizer, "_step_supports_amp_scaling", False))
         if self._fused and isinstance(optimizer, torch.optim.SGD):
             self._fused = start_momentum(optimizer)
@@ -55,6 +61,10 @@ class Update:
         by_update = self._scheduler is not None and rates.interval == "update"
         host_counts = by_update or (rates.factor is not None and rates.total is None)
         self._completed = 0
+        self._before: deque[tuple[int, dict[str, Any] | None]] = deque(maxlen=MOST_AHEAD)
+        """Count and schedule before the newest steps that may turn out to be none."""
+        self.entered = False
+        """Whether a step was begun that whoever called `apply` has not yet found whole."""
         self._counter: Tensor | None = None
         if self._fused and rates.skippable and not host_counts:
             self._counter = torch.zeros((), dtype=torch.int64, device=self._device)
@@ -73,8 +83,12 @@ class Update:
         for group, base in zip(self.optimizer.param_groups, self._bases, strict=True):
             group["lr"] = torch.tensor(base, dtype=dtype, device=self._device)
 
-    def apply(self, max_norm: float | None) -> Outcome:
-        """Run one update; gradients hold the window's sum (times the loss scale) and are cleared."""
+    def apply(self, max_norm: float | None, whole: Tensor | None = None) -> Outcome:
+        """Run one update; gradients hold the window's sum (times the loss scale) and are cleared.
+
+        whole: a scalar on the device, false where the reduction was cut off; then nothing is done but that, and the
+        outcome's norm is negative.
+        """
         gradients = gradients_of(self._parameters)
         if self._has_dtensors:
             gradients = [local_part(gradient) for gradient in gradients]
@@ -89,14 +103,19 @@ class Update:
             divisor = excess if divisor is None else excess * divisor
         if divisor is not None and gradients and not self._divides:
             torch._foreach_div_(gradients, divisor)
-        applied = torch.isfinite(norm).float()
+        if whole is not None:
+            norm = torch.where(whole, norm, -1.0)
+            schedule = None if self._scheduler is None else dict(self._scheduler.state_dict())
+            self._before.append((self._completed, schedule))
+        applied = (torch.isfinite(norm) & (norm >= 0)).float()
         rate = self._set_rate()
         stepped = None  # not known to the host
+        self.entered = True
         if self._fused:
             self._step_on_device(applied, divisor)
         elif stepped := bool(applied):
             self.optimizer.step()
-        self._count(applied, stepped)
+        self._count(applied, stepped, whole)
         self.clear()
         return Outcome(norm, applied, rate)
 
@@ -128,10 +147,10 @@ class Update:
                 group["lr"] = base * factor_now
         return float(groups[0]["lr"])
 
-    def _count(self, applied: Tensor, stepped: bool | None) -> None:
+    def _count(self, applied: Tensor, stepped: bool | None, whole: Tensor | None) -> None:
         """Move counters, schedule and loss scale, only for an update that was applied."""
         if self._loss_scale is not None:
-            self._loss_scale.update(applied)
+            self._loss_scale.update(applied, whole)
         if self._counter is not None:
             self._counter += applied.long()
             return
@@ -155,6 +174,13 @@ class Update:
             self._scheduler.step(value)
         else:
             self._scheduler.step()
+
+    def take_back(self, num_steps: int) -> None:
+        """Count back so many steps, whose reduction turned out to be cut off after the host had counted them."""
+        for _ in range(num_steps):
+            self._completed, schedule = self._before.pop()
+            if schedule is not None and self._scheduler is not None:
+                self._scheduler.load_state_dict(schedule)
 
     def clear(self) -> None:
         """Drop the gradients."""

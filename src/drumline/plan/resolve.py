@@ -39,7 +39,7 @@ def resolve(
     problems += [*config_problems(config), *machine_problems(config, devices, world)]
     if problems:
         raise refuse(problems)
-    batch = _batch(config.train, devices.num_shards)
+    batch = _batch(config.train, devices)
     precision, why_precision = _precision(config.train, devices)
     chosen = choose_kind(config, devices, precision, batch.micro_batch, facts)
     backend, why_backend = _backend(config, devices, chosen.kind)
@@ -97,7 +97,8 @@ class _Batch(NamedTuple):
     reasons: dict[str, str]
 
 
-def _batch(train: TrainConfig, shards: int) -> _Batch:
+def _batch(train: TrainConfig, devices: Devices) -> _Batch:
+    shards = devices.num_shards
     if train.batch_size_per_gpu is not None:
         micro, passes = train.batch_size_per_gpu, train.gradient_accumulation_steps or 1
         total = micro * passes * shards
@@ -109,6 +110,8 @@ def _batch(train: TrainConfig, shards: int) -> _Batch:
         whole = f"train.global_batch asks for {total} samples an update, whatever the number of processes"
         if train.micro_batch == "auto":
             micro, why_micro = share, f"auto: the whole share of a shard, {share}"
+            if devices.device == "cuda" and share > 1:
+                why_micro += ", or as many as trials at the start find to fit"
         else:
             micro = min(train.micro_batch, share)
             why_micro = f"train.micro_batch asks for {train.micro_batch}"

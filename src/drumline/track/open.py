@@ -19,15 +19,18 @@ def check_trackers(config: TrackConfig) -> None:
         load_tensorboard()
 
 
-def open_trackers(config: TrackConfig, directory: RunDir, own: Sequence[Tracker], event: Event) -> tuple[Tracker, ...]:
+def open_trackers(
+    config: TrackConfig, directory: RunDir, own: Sequence[Tracker], event: Event, resumed: int | None = None
+) -> tuple[Tracker, ...]:
     """Rank 0's trackers, not started yet: metrics.jsonl, the user's own, and those that the config asks for.
 
     metrics.jsonl is part of the run, so that its failure is the run's. Every other one is guarded: its failure becomes
-    a warning and, by `event`, a line of events.jsonl. Raises MissingExtra as `check_trackers` does.
+    a warning and, by `event`, a line of events.jsonl. resumed: the update after which a run goes on; None: it begins.
+    Raises MissingExtra as `check_trackers` does.
     """
     others = list(own)
     if config.tensorboard:
-        others.append(TensorBoardTracker(directory.path / "tensorboard", directory.config))
+        others.append(TensorBoardTracker(directory.path / "tensorboard", directory.config, resumed))
     if config.console:
         others.append(ConsoleTracker())
     return (JsonlTracker(directory.metrics), *(GuardedTracker(tracker, event) for tracker in others))

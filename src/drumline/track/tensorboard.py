@@ -18,6 +18,9 @@ from drumline.track.units import as_float, as_text, leaves
 NO_CURVES = frozenset({"time", "kind", "step", "unit"})
 """What of a record is no curve."""
 
+SESSION_START = 1
+"""SessionLog.START of TensorBoard's event.proto: events of this step and later ones, from before, are void."""
+
 
 def load_tensorboard() -> None:
     """Import what is used of tensorboard. Raises MissingExtra where it is not installed."""
@@ -37,11 +40,15 @@ class TensorBoardTracker:
     the screen, and imports TensorFlow where that is installed.
     """
 
-    def __init__(self, folder: Path, config: Path | None = None) -> None:
-        """Write into `folder`, made when the run starts; `config`: the run's config.yaml. Raises MissingExtra."""
+    def __init__(self, folder: Path, config: Path | None = None, resumed: int | None = None) -> None:
+        """Write into `folder`, made when the run starts; `config`: the run's config.yaml. Raises MissingExtra.
+
+        resumed: the update after which the run goes on; what other files say of later ones is not shown any more.
+        """
         load_tensorboard()
         self._folder = folder
         self._config = config
+        self._resumed = resumed
         self._writer: Any = None
 
     def start(self, plan: Plan, total_steps: int | None) -> None:
@@ -50,9 +57,12 @@ class TensorBoardTracker:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         self._folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
+        number = len(list(self._folder.glob("events.out.tfevents.*")))  # a resumed run has several
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{number}"
         self._writer = RecordWriter((self._folder / name).open("xb"))
         self._write(file_version="brain.Event:2")
+        if self._resumed is not None:
+            self._write(step=self._resumed + 1, session_log={"status": SESSION_START})
         facts = {**plan.to_json(), "total_steps": total_steps}
         reasons = facts.pop("reasons")
         config = "" if self._config is None else self._config.read_text(encoding="utf-8")

@@ -4,15 +4,17 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from drumline.data import probe as probe_module
-from drumline.data.probe import Probed, probe
+from drumline.data.probe import ALIKE, Probed, bytes_of, largest_row, probe
 from drumline.data.source import as_source
 
 
@@ -101,3 +103,92 @@ def test_a_data_set_that_fails_or_never_gives_a_row_leaves_the_size_unknown(monk
     assert probe(as_source(Rows(0)), 2) is None
     monkeypatch.setattr(probe_module, "LIMIT_S", 0.05)
     assert probe(as_source(Stuck(3)), 2) is None
+
+
+class Lengths(Dataset[list[int]]):
+    """Rows of these lengths; what is read is noted."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+        self.taken: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, row: int) -> list[int]:
+        self.taken.append(row)
+        return [7] * self.sizes[row]
+
+
+class WithLengths(Lengths):
+    @property
+    def lengths(self) -> list[int]:
+        return self.sizes
+
+
+@pytest.mark.parametrize("apart", [True, False])
+def test_the_largest_row_is_found_anywhere(apart: bool) -> None:
+    for place in (0, 6, 12):
+        sizes = [3] * 13
+        sizes[place] = 5
+        found = largest_row(as_source(Lengths(sizes)), apart=apart)
+        assert found is not None and found.row == [7] * 5 and (found.num_bytes, found.num_read) == (40, 13)
+
+
+def test_known_lengths_are_believed() -> None:
+    rows = WithLengths([3, 1, 9, 2])
+    found = largest_row(as_source(rows), apart=False)
+    assert found is not None and len(found.row) == 9 and rows.taken == [2]
+
+
+def test_rows_that_are_all_alike_are_not_all_read() -> None:
+    rows = Lengths([3] * 10_000)
+    found = largest_row(as_source(rows), apart=False)
+    assert found is not None and found.num_read == ALIKE
+    halves = [sum(row // 5000 == half for row in rows.taken) for half in (0, 1)]
+    assert abs(halves[0] - halves[1]) <= 2, "they are from all over the data"
+
+
+def test_a_slow_data_set_is_read_for_no_longer_than_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_module, "READING_S", 0.0)
+    rows = Lengths([3, 4, 5, 6])
+    found = largest_row(as_source(rows), apart=False)
+    assert found is not None and found.num_read == 1
+
+
+def test_a_stream_is_read_apart_and_begins_where_it_did() -> None:
+    source = as_source(Stream())
+    found = largest_row(source, apart=False)
+    assert found is not None and found.num_bytes == 4096 and found.num_read == 5
+
+
+def test_arrays_stay_arrays_on_the_way() -> None:
+    rows: Any = [{"x": np.zeros(3), "name": "a"}, {"x": np.ones(4), "name": "b"}]
+    found = largest_row(as_source(rows), apart=True)
+    assert found is not None and isinstance(found.row["x"], np.ndarray) and found.row["name"] == "b"
+
+
+def test_no_row_and_a_row_that_cannot_be_read_are_none() -> None:
+    assert largest_row(as_source(Lengths([])), apart=False) is None
+    assert largest_row(as_source(Lengths([])), apart=True) is None
+
+    class Broken(Lengths):
+        def __getitem__(self, row: int) -> list[int]:
+            raise ValueError("broken")
+
+    assert largest_row(as_source(Broken([1])), apart=True) is None
+
+
+@pytest.mark.parametrize(
+    ("row", "num_bytes"),
+    [
+        (torch.zeros(3), 12),
+        ({"x": torch.zeros(2), "y": [1, 2]}, 24),
+        ("word", 4),
+        (np.zeros(3), 24),
+        (SimpleNamespace(width=4, height=3), 12),
+        (object(), 8),
+    ],
+)
+def test_what_a_row_takes(row: Any, num_bytes: int) -> None:
+    assert bytes_of(row) == num_bytes

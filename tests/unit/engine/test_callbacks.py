@@ -42,7 +42,10 @@ class Diary(Callback):
 
 def test_each_is_told_at_its_turn(tmp_path: Path) -> None:
     diary = Diary()
-    options: dict[str, Any] = {"checkpoint": {"every": 2, "at_end": True}, "evaluate": {"at_start": True}}
+    options: dict[str, Any] = {
+        "checkpoint": {"every": 2, "asynchronous": False, "at_end": True},
+        "evaluate": {"at_start": True},
+    }
     with trainer_of(tmp_path / "run", eval_data=rows(5), callbacks=[diary], train={"epochs": 2}, **options) as trainer:
         assert trainer.fit().steps == 6
     assert diary.entries == [

@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from drumline.errors import ConfigError, DrumlineError, GroupError, LaunchError, PeerFailed, ValueRangeError
-from drumline.launcher.failures import Failure, earliest, failure_of, failure_of_exit, first_failure, record_failure
+from drumline.launcher.failures import (
+    LAST_SEEN_MARK,
+    PLACE_MARK,
+    Failure,
+    earliest,
+    failure_of,
+    failure_of_exit,
+    first_failure,
+    record_failure,
+)
 from drumline.rundir import write_json
 
 GLOO = "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:37164"
@@ -22,7 +31,15 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
 def test_record_and_read_back(tmp_path: Path) -> None:
     path = tmp_path / "rank_3.error.json"
     record_failure(path, 3, raised(ValueError("boom")))
-    assert set(json.loads(path.read_text())) == {"rank", "time", "code", "exit_status", "message", "traceback"}
+    assert set(json.loads(path.read_text())) == {
+        "rank",
+        "time",
+        "code",
+        "exit_status",
+        "message",
+        "traceback",
+        "last_seen",
+    }
     failure = first_failure([tmp_path / "rank_0.error.json", path])
     assert failure is not None
     assert (failure.rank, failure.code, failure.exit_status) == (3, "error", 1)
@@ -140,3 +157,28 @@ def test_first_failure_applies_the_same_rule_to_files(tmp_path: Path) -> None:
     record_failure(paths[2], 2, DrumlineError("cause", "fix"))
     found = first_failure(paths)
     assert found is not None and found.rank == 2
+
+
+def test_a_hang_wins_over_what_was_ended_because_of_it() -> None:
+    killed, hang = failure(1, 1.0, "signal"), failure(0, 2.0, "hang")
+    assert earliest([killed, hang]) == hang
+    report = Failure(0, 2.0, "hang", 1, "no progress for 3 s: rank 1 did not arrive\n  fix: see that line")
+    assert str(report.to_error(Path("log"))).startswith("the run hangs: no progress for 3 s")
+
+
+def test_a_rank_without_a_word_is_told_of_by_where_others_saw_it_last(tmp_path: Path) -> None:
+    error = raised(RuntimeError(GLOO))
+    error.add_note(f"{LAST_SEEN_MARK}1: update 5, micro-batch 1 of 1, step 4, at train.py:9 in forward")
+    path = tmp_path / "rank_0.error.json"
+    record_failure(path, 0, raised(PeerFailed("rank 1 is gone", "see its log"), error))
+    seen = first_failure([path])
+    assert seen is not None and seen.is_consequence
+    found = earliest([seen, failure_of_exit(1, -9, 1.0)])
+    assert found is not None and found.rank == 1
+    assert found.message.endswith("; last seen: update 5, micro-batch 1 of 1, step 4, at train.py:9 in forward")
+
+
+def test_an_exception_says_where_the_run_stood() -> None:
+    error = raised(ValueError("boom"))
+    error.add_note(f"{PLACE_MARK}update 3, reading window 2 of epoch 0, step 2")
+    assert failure_of(1, error).message.endswith("), update 3, reading window 2 of epoch 0, step 2")

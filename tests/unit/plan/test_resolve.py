@@ -252,3 +252,8 @@ def test_the_learning_rates_are_the_same_for_any_world_and_accumulation() -> Non
             sequences.add(tuple(lr_factor(schedule, step, plan.steps) for step in range(plan.steps)))
     (sequence,) = sequences
     assert len(sequence) == 9
+
+
+def test_on_a_gpu_the_size_is_found_by_trials() -> None:
+    found = "auto: the whole share of a shard, 4, or as many as trials at the start find to fit"
+    assert resolve(run(), h100s(2), world(2)).reasons["micro_batch"] == found

@@ -69,6 +69,17 @@ def test_plan_and_settings_are_text_and_hyper_parameters(tmp_path: Path) -> None
     assert (values["plan.world_size"].number_value, values["plan.total_steps"].number_value) == (2, 400)
 
 
+def test_a_resumed_run_makes_void_what_came_after_its_checkpoint(tmp_path: Path) -> None:
+    for resumed, steps in ((None, (10, 20, 30)), (20, (30, 40))):
+        tracker = TensorBoardTracker(tmp_path / "tb", resumed=resumed)
+        tracker.start(PLAN, 400)
+        for step in steps:
+            tracker.log({**TRAIN, "step": step, "loss": step + (resumed or 0)})
+        tracker.close()
+    points = [(point.step, point.value) for point in read(tmp_path / "tb").Scalars("train/loss")]
+    assert points == [(10, 10), (20, 20), (30, 50), (40, 60)]
+
+
 def test_what_is_no_number_is_no_curve() -> None:
     record = {"kind": "eval", "step": 1, "time": 2.0, "name": "x", "ok": True, "none": None, "f1": [0.5, None, 1]}
     assert dict(curves(record)) == {"f1/rank_0": 0.5, "f1/rank_2": 1.0}

@@ -1,0 +1,24 @@
+"""The argument by which commands take a run's directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, as in runs/NAME.")]
+
+
+def check_run(run: Path) -> None:
+    """Raise ConfigError for what is no run directory."""
+    from drumline.errors import ConfigError
+    from drumline.rundir import RunDir
+
+    if not run.is_dir():
+        raise ConfigError(f"there is no run directory {run}", "give the path of one, as in runs/NAME")
+    if not RunDir(run).config.is_file():
+        raise ConfigError(
+            f"{run} is not a run directory: it has no {RunDir(run).config.name}",
+            "give the directory of the run itself, as in runs/NAME",
+        )

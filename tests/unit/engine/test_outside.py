@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import logging
+import signal
+from pathlib import Path
+
+import pytest
+
+from drumline.engine.outside import LOOK_S, MARGIN_S, Outside, limits, taken
+from drumline.launcher.notices import Notice
+
+
+class Clock:
+    """A clock that is set."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_nothing_asks() -> None:
+    outside = Outside()
+    assert outside.look() is None and not outside.wants_save()
+
+
+def test_a_signal_is_found_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    notice = Notice()
+    outside = Outside(notice)
+    assert outside.look() is None
+    notice.take(signal.SIGUSR1)
+    notice.take(signal.SIGTERM)
+    with caplog.at_level(logging.WARNING, "drumline"):
+        assert outside.look() == outside.look() == "interrupted by SIGUSR1"
+    assert len(caplog.records) == 1
+
+
+def test_requests_are_read_once_a_second_and_heeded_once(tmp_path: Path) -> None:
+    clock = Clock()
+    outside = Outside(requests=tmp_path, clock=clock)
+    assert outside.look() is None
+    (tmp_path / "stop").touch()
+    (tmp_path / "save").touch()
+    clock.now += LOOK_S / 2
+    assert outside.look() is None and not outside.wants_save()
+    clock.now += LOOK_S / 2
+    # Whichever looks first finds both.
+    assert outside.wants_save() and outside.wants_save()
+    outside.save_is_agreed()
+    assert not outside.wants_save()
+    assert outside.look() == "asked to stop by a request file"
+    assert list(tmp_path.iterdir()) == []
+    outside.begin(Notice())
+    assert outside.look() is None
+
+
+def test_a_rank_that_does_not_read_requests_leaves_them(tmp_path: Path) -> None:
+    (tmp_path / "stop").touch()
+    assert Outside().look() is None
+    assert (tmp_path / "stop").exists()
+
+
+def test_a_request_that_cannot_be_removed_is_heeded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    request = tmp_path / "stop"
+    request.mkdir()  # stands in for a directory that may not be written: root may write everywhere
+    assert taken(request)
+    assert "cannot be removed" in caplog.text
+
+
+def test_time_runs_out() -> None:
+    clock = Clock()
+    clock.now = 50.0
+    outside = Outside(limits={"late": 20.0, "early": 10.0}, clock=clock)
+    clock.now = 59.9
+    assert outside.look() is None
+    clock.now = 60.0
+    assert outside.look() == "early"
+
+
+@pytest.mark.parametrize(
+    ("environ", "max_time_s", "expected"),
+    [
+        ({}, None, []),
+        ({}, 5.0, [5.0]),
+        ({"SLURM_JOB_END_TIME": "11000"}, None, [10_000 - MARGIN_S]),
+        ({"SLURM_JOB_END_TIME": "11000"}, 7.0, [7.0, 10_000 - MARGIN_S]),
+        ({"SLURM_JOB_END_TIME": "1100"}, None, [90.0]),  # a short job has a short margin
+        ({"SLURM_JOB_END_TIME": "999"}, None, []),  # a shell that outlived its job
+        ({"SLURM_JOB_END_TIME": "Unknown"}, None, []),
+        ({"SLURM_JOB_END_TIME": ""}, None, []),
+    ],
+)
+def test_limits(environ: dict[str, str], max_time_s: float | None, expected: list[float]) -> None:
+    assert sorted(limits(max_time_s, environ, now=1000.0).values()) == pytest.approx(expected)
