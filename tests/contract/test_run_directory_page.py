@@ -12,9 +12,19 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "run-directory.md").read_text(encoding="utf-8")
 
 
+EVENT = (
+    r'\bevent\(\s*"(\w+)"',
+    r'"event": "(\w+)"',
+    r'\bnote\(self\.\w+, "(\w+)"',
+    r'\b_(?:tell|record)\(\w+, "(\w+)"',
+    r'OUT_OF_MEMORY = "(\w+)"',
+)
+
+
 def events_in(source: Path) -> set[str]:
-    """Names that are given to `event("...")` anywhere below a folder."""
-    return {name for path in source.rglob("*.py") for name in re.findall(r'\bevent\(\s*"(\w+)"', path.read_text())}
+    """Names that are given to a writer of events, or stand in a record as "event", anywhere below a folder."""
+    texts = [path.read_text() for path in source.rglob("*.py")]
+    return {name for text in texts for pattern in EVENT for name in re.findall(pattern, text)}
 
 
 def test_every_metric_is_described() -> None:

@@ -72,9 +72,9 @@ def messages_counted() -> Iterator[Counter[str]]:
     counts: Counter[str] = Counter()
     exchange, all_reduce = StoreChannel.exchange, dist.all_reduce
 
-    def counting_exchange(self: StoreChannel, tag: str, payload: Any = None) -> list[Any]:
+    def counting_exchange(self: StoreChannel, tag: str, payload: Any = None, limit_s: float | None = None) -> list[Any]:
         counts[tag] += 1
-        return exchange(self, tag, payload)
+        return exchange(self, tag, payload, limit_s)
 
     def counting_all_reduce(*args: Any, **options: Any) -> Any:
         counts["all_reduce"] += 1

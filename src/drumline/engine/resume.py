@@ -125,7 +125,7 @@ def resume(run: Run, kept: Kept) -> int | None:
             trim_metrics(run)
         return None
     path = run.directory.checkpoint_of(step)
-    load_checkpoint(run, path)
+    load_checkpoint(run, path, checked=True)
     check_rows(run, rows, path)
     run.saved_at = run.progress.position
     has_all = kept.finished is not None and run.progress.step == kept.steps

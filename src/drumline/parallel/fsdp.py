@@ -167,6 +167,7 @@ class Fsdp(Single):
         self._sharded.hand_over()
         super().give_up()
         self._sharded.reshard()
+        self._gradients.close()
         self._sharded.close()
 
     def forward(self, name: str, micro_batch: MicroBatch) -> Loss:

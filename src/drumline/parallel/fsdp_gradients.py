@@ -73,6 +73,9 @@ class Gradients:
         for group in self._groups:
             vars(group).pop("post_backward", None)
             group.mesh_info = group.post_forward_mesh_info = None
+            # What a pass that failed had under way: gloo's work holds the sockets of its group.
+            group._all_gather_result = None
+            group.comm_ctx.all_gather_state = None
             for each in group.fsdp_params:
                 each.mesh_info = each.post_forward_mesh_info = None
         self._groups = []

@@ -83,7 +83,12 @@ def test_everything_else_is_allowed_and_told(sections: dict[str, Any], name: str
 def test_a_scheduler_of_torchs_keeps_its_rate_and_its_options() -> None:
     schedule = {"name": "torch", "scheduler": "StepLR", "options": {"step_size": 3}}
     before = config(train={"schedule": schedule})
-    for change in ({"lr": 0.5}, {"schedule": {**schedule, "options": {"step_size": 4}}}, {"schedule": {}}):
+    changes: list[dict[str, Any]] = [
+        {"lr": 0.5},
+        {"schedule": {**schedule, "options": {"step_size": 4}}},
+        {"schedule": {}},
+    ]
+    for change in changes:
         assert compare(before, config(train={"schedule": schedule, **change})).refused
     assert compare(config(), before).refused
     assert not compare(before, config(train={"schedule": schedule, "epochs": 2})).refused

@@ -53,7 +53,7 @@ def message(tmp_path: Path, text: str, *overrides: str) -> str:
         ("train: {learning_rate: 1}", "train.learning_rate: there is no such key\n  fix: did you mean train.lr?"),
         ("batch_size: 1", "batch_size: there is no such key\n  fix: did you mean train.global_batch?"),
         ("train: {num_workers: 1}", "fix: did you mean loader.num_workers?"),
-        ("checkpoint: {zzz: 1}", "checkpoint.zzz: there is no such key\n  fix: checkpoint has every and at_end"),
+        ("checkpoint: {zzz: 1}", "checkpoint.zzz: there is no such key\n  fix: checkpoint has every, every_s, at_end"),
         ("zzz: 1", "zzz: there is no such key\n  fix: there are name, run_dir, seed, model"),
     ],
 )

@@ -169,7 +169,7 @@ def test_a_model_without_shapes_is_not_known() -> None:
 class Answers(Alone):
     """A side channel on which the other rank has come to fsdp."""
 
-    def exchange(self, tag: str, payload: Any = None) -> list[Any]:
+    def exchange(self, tag: str, payload: Any = None, limit_s: float | None = None) -> list[Any]:
         return [payload, {"kind": "fsdp", "why": "auto: a smaller GPU: fsdp"}]
 
 

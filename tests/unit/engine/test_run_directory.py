@@ -30,6 +30,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
         "logs",
         "metrics.jsonl",
         "plan.json",
+        "requests",
     ]
     assert directory.stat().st_mode & 0o777 == 0o700
     assert load_config(directory / "config.yaml") == config_of(
@@ -88,6 +89,7 @@ class Slow:
         self._clock = clock
         self._feed = feed
         self.epoch = feed.epoch
+        self.recut = feed.recut
         self.close = feed.close
 
     def evaluation(self) -> Iterator[MicroBatch]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from drumline import Loss, Trainer
-from drumline.errors import ConfigError
+from drumline.errors import ConfigError, OutOfMemory
 from drumline.parallel.data_parallel import Replicated
 from drumline.parallel.flat import FlatGradients
 from drumline.parallel.shapes import Shapes
@@ -56,7 +56,7 @@ class Spoilt(MaskedRegression):
     ("error", "kind"),
     [
         (ValueError("no such shape"), ValueError),
-        (torch.OutOfMemoryError("no such memory"), torch.OutOfMemoryError),
+        (torch.OutOfMemoryError("no such memory"), OutOfMemory),
         (ConfigError("no such setting", "set it"), ConfigError),
         (UnicodeError("no such letter"), UnicodeError),
     ],
@@ -69,7 +69,8 @@ def test_an_error_names_its_replica(tmp_path: Path, error: Exception, kind: type
         Trainer(make_model(), config, MaskedRows(37), loss=Spoilt(error)) as trainer,
     ):
         trainer.fit()
-    assert raised.value.__cause__ is error
+    # What ran out of memory is not kept: its frames hold the tensors that the next try needs the room of.
+    assert raised.value.__cause__ is (None if kind is OutOfMemory else error)
     assert threading.active_count() == before
 
 
