@@ -6,7 +6,7 @@ BIN := .venv/bin
 ASSETS ?= $(CURDIR)/.venv/test-assets
 PYTEST := $(BIN)/python -m pytest
 # Folders that hold tests; an empty one does not outlive a clone.
-FAST_TESTS := $(wildcard tests/unit tests/contract tests/ranks tests/cli tests/examples)
+FAST_TESTS := $(wildcard tests/unit tests/contract tests/ranks tests/cli tests/examples tests/chaos)
 
 .PHONY: help .venv demo test unit test-system assets lint types format docs clean
 .DELETE_ON_ERROR:

@@ -262,7 +262,7 @@ def seen_over(watch: Watch) -> bool:
 
 def test_a_signal_is_passed_on_to_ranks_alone_and_their_end_by_it_hinders_nobody() -> None:
     script = "trap 'exit 0' USR1; sleep 60 & echo ready; wait"
-    ranks = [shell(script), shell("echo ready; sleep 60")]
+    ranks = [shell(script), shell("echo ready; exec sleep 60")]
     children = [child for rank in ranks for child in psutil.Process(rank.pid).children()]
     watch = Watch({number: rank.pid for number, rank in enumerate(ranks)})
     watch.pass_on(signal.SIGUSR1)

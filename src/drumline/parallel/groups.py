@@ -136,6 +136,7 @@ class Groups:
             self.side.leave(LEAVE_S)
         finally:
             self._destroy()
+            self._leave_store()
 
     def abort(self) -> None:
         """Take down what was opened here after a failure; the other ranks only get the time to read why."""
@@ -146,6 +147,14 @@ class Groups:
             self.side.leave(READ_S, failed=True)
         except dist.DistError as lost:
             logger.debug("the side channel is gone before the groups: %s", lost)
+        finally:
+            self._leave_store()
+
+    def _leave_store(self) -> None:
+        """Let go of the store, so that its port is free again though somebody holds this record."""
+        self.side.join = None
+        self.side = self.writer = Alone()
+        self.store = None
 
     def _destroy(self) -> None:
         self.stop_watch()
