@@ -11,6 +11,8 @@ import pytest
 from drumline.rundir import RunDir, read_lines
 from tests.cli.real_command import LIMIT_S, Command, end_of, launch_of, processes_of, worker_of, write_recipe
 
+pytestmark = pytest.mark.system
+
 HANG_S = 16.0
 """faults.hang_timeout_s, of which the start of a run takes some seconds; half of it counts after an update."""
 FOREVER = ("train.max_steps=1000000", "evaluate.every=end", "checkpoint.every=null", "track.every=20")

@@ -19,6 +19,8 @@ from drumline.manifest import check
 from drumline.rundir import RunDir, read_json, read_lines
 from tests.cli.real_command import COMMAND, LIMIT_S, Command, end_of, launch_of, processes_of, worker_of, write_recipe
 
+pytestmark = pytest.mark.system
+
 FOREVER = ("--set", "train.max_steps=1000000", "--set", "evaluate.every=end", "--set", "checkpoint.every=null")
 SLOW_WRITER = """
 import os, sys, time

@@ -24,7 +24,7 @@ from drumline.errors import HangError
 from drumline.launcher.world import detect_world
 from drumline.parallel.groups import open_groups
 from drumline.rundir import RunDir, read_json, read_lines
-from tests.rank_pool import RankPool
+from tests.rank_pool import RankError, RankPool
 from tests.ranks import hanging
 from tests.ranks.failing import failures_of
 
@@ -164,7 +164,8 @@ def test_a_loader_process_that_hangs(started: Ranks) -> None:
 def work_on_rank_zero(limit_s: float, *, says_so: bool) -> None:
     """Rank 0 works for three times the limit, in small steps that are none of the pulse's; rank 1 waits for it."""
     world = detect_world()
-    groups = open_groups(world, torch.device("cpu"), "gloo", 30)
+    # Nobody waits longer than for ranks that are not busy.
+    groups = open_groups(world, torch.device("cpu"), "gloo", limit_s if says_so else 30)
     pulse = Pulse(groups, limit_s)
     try:
         with pulse.watching():
@@ -182,6 +183,27 @@ def work_on_rank_zero(limit_s: float, *, says_so: bool) -> None:
 
 def test_long_work_of_rank_zero_is_no_hang_while_its_heart_beats(ranks: RankPool) -> None:
     ranks.run(2, partial_of_work, True)
+
+
+def test_nobody_waits_longer_for_a_rank_that_is_not_busy(ranks: RankPool) -> None:
+    with pytest.raises(RankError) as caught:
+        ranks.run(2, work_unseen)
+    assert caught.value.type_name == "GroupError" and "waited 1 s at 'after it' for rank 0" in caught.value.message
+
+
+def work_unseen() -> None:
+    """Rank 0 works longer than the others wait, and does not say so; its heart beats all the same."""
+    world = detect_world()
+    groups = open_groups(world, torch.device("cpu"), "gloo", 1)
+    try:
+        with Pulse(groups, 600.0).watching():
+            if world.rank == 0:
+                until = time.monotonic() + 9  # to see and to wait takes the other rank seven
+                while time.monotonic() < until:
+                    time.sleep(0.1)
+            groups.side.exchange("after it")
+    finally:
+        groups.abort()
 
 
 def test_and_is_one_where_it_is_not_known_as_such(ranks: RankPool) -> None:

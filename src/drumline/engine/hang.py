@@ -13,11 +13,12 @@ from typing import TypeVar
 from torch.distributed import DistError
 
 from drumline.engine.wake import interruptible
-from drumline.engine.watcher import Watcher, seen_at
+from drumline.engine.watcher import BEAT_S, LOST_BEATS, Watcher, seen_at
 from drumline.errors import DrumlineError, Interrupted
 from drumline.launcher.failures import LAST_SEEN_MARK, PLACE_MARK, calling_line, failure_of
 from drumline.parallel.groups import Groups
 from drumline.parallel.heartbeats import Heartbeats
+from drumline.parallel.side_channel import StoreChannel
 from drumline.rundir import RunDir
 
 T = TypeVar("T")
@@ -76,7 +77,7 @@ class Pulse:
 
     @contextmanager
     def busy(self, what: str) -> Iterator[None]:
-        """Inside, work of drumline's own that may take as long as it takes, while this rank's heart beats."""
+        """Inside, work that may take as long as it takes, while this rank's heart beats."""
         self.long_work.append(what)
         try:
             yield
@@ -105,6 +106,9 @@ class Pulse:
             world = self.groups.world
             self._hearts = Heartbeats(self.groups.own_store("pulse"), world.rank, world.size)
         watcher = self._watcher = Watcher(self, self._hearts)
+        side = self.groups.side
+        if isinstance(side, StoreChannel):
+            side.excuse = self.are_at_long_work
         try:
             with interruptible(watcher.raise_here):
                 watcher.start()
@@ -120,6 +124,23 @@ class Pulse:
         finally:
             self._watcher = None
             self._owned = False
+            if isinstance(side, StoreChannel):
+                side.excuse = None
+
+    def are_at_long_work(self, ranks: Sequence[int]) -> bool:
+        """Whether each of these ranks is `busy`, and its heart beats meanwhile; takes some beats to find out."""
+        assert self.groups is not None
+        world = self.groups.world
+        hearts = Heartbeats(self.groups.own_store("pulse"), world.rank, world.size)
+        hearts.listen(0.0)
+        before = [hearts.heard[rank] for rank in ranks]
+        time.sleep(LOST_BEATS * min(BEAT_S, self.limit_s / 12))
+        hearts.listen(0.0)
+        now = [hearts.heard[rank] for rank in ranks]
+        return all(
+            old is not None and new is not None and new.beat.busy is not None and new.beat.count != old.beat.count
+            for old, new in zip(before, now, strict=True)
+        )
 
     def note(self, error: BaseException, watcher: Watcher) -> None:
         """Add to an exception where the run stood, and where another rank was seen last whose end has caused it."""

@@ -6,7 +6,7 @@ import atexit
 import difflib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Self, TypedDict, Unpack
 
@@ -246,6 +246,13 @@ class Trainer:
             self._stop_early = reason  # another thread may be about to start the run
         else:
             self._run.stop_reason = reason
+
+    def busy(self, what: str) -> AbstractContextManager[None]:
+        """Around long work of your own on any rank, such as an upload in a callback: it is no hang, and is waited for.
+
+        what: for the report, should something else hang meanwhile.
+        """
+        return self._run.pulse.busy(what)
 
     def save(self) -> Path:
         """Save the whole state under the run directory; all ranks call it between two steps."""

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -129,6 +130,8 @@ class StoreChannel:
         self._round = 0
         self.generation = 0
         self.join: Callable[[], None] | None = None
+        self.excuse: Callable[[Sequence[int]], bool] | None = None
+        """Says whether ranks that do not come within the limit are to be waited for longer."""
         self._going: tuple[int, str] = (-1, "")
         """After which round this rank has said where it goes, and the place."""
         self._reads_many: bool = store.has_extended_api()  # type: ignore[attr-defined]  # a file store cannot
@@ -210,7 +213,11 @@ class StoreChannel:
         return f"{self.generation}/round/{round_number}/{rank}"
 
     def _wait(self, keys: Sequence[str], tag: str, limit_s: float) -> None:
-        absent = self._poll(keys, limit_s, lambda absent: self._look_for(keys, absent, tag))
+        look = partial(self._look_for, keys, tag)
+        absent, excused = self._poll(keys, limit_s, look), True
+        while absent and excused:
+            excused = self.excuse is not None and self.excuse(absent)
+            absent = self._poll(keys, limit_s if excused else 0.0, look)  # one may have come while that was found out
         if absent:
             raise GroupError(
                 f"rank {self._rank} waited {limit_s:g} s at {tag!r} for rank {', '.join(map(str, absent))}",
@@ -233,7 +240,7 @@ class StoreChannel:
             pause = min(LONGEST_S, pause * 1.2)
         return []
 
-    def _look_for(self, keys: Sequence[str], absent: Sequence[int], tag: str) -> None:
+    def _look_for(self, keys: Sequence[str], tag: str, absent: Sequence[int]) -> None:
         """Raise PeerFailed after a failure, Recovery where that was asked for and an absent rank did not come before.
 
         And GroupError where an absent rank is at a place that this one passed by.
