@@ -17,14 +17,14 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo
+from timed_steps import advance, synchronise, timed
 
 from drumline.build import build_trainer
 from drumline.config.load import load_config
@@ -79,10 +79,10 @@ def measure(variant: Variant, folder: Path, rounds: int, *, tiny: bool) -> dict[
         advance(steps, WARM_UP)
         for _ in range(1 + rounds):  # the first one of each is shown by itself
             waited.append(save(run, wait=True))
-            plain.append(timed(steps))
+            plain.append(timed(steps, STEPS))
             began = time.perf_counter()
             stalls.append(save(run, wait=False))
-            loaded.append(timed(steps))
+            loaded.append(timed(steps, STEPS))
             run.checkpoints.finish(run)
             placed.append(time.perf_counter() - began)
         size = checkpoints_of(directory)[0].bytes
@@ -111,25 +111,6 @@ def save(run: Run, *, wait: bool) -> float:
     began = time.perf_counter()
     run.checkpoints.save(run, wait=wait)
     return time.perf_counter() - began
-
-
-def advance(steps: Iterator[object], count: int) -> None:
-    for _ in islice(steps, count):
-        pass
-
-
-def timed(steps: Iterator[object]) -> float:
-    """Seconds a step, over STEPS of them, the GPU waited for at both ends."""
-    synchronise()
-    began = time.perf_counter()
-    advance(steps, STEPS)
-    synchronise()
-    return (time.perf_counter() - began) / STEPS
-
-
-def synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def print_table(rows: Sequence[dict[str, Any]]) -> None:

@@ -18,13 +18,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo
 import torch.distributed as dist
+from timed_steps import advance, synchronise, timed
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -121,7 +121,7 @@ def measure(variant: Variant, number: int, *, tiny: bool) -> dict[str, Any]:
         for _ in range(ROUNDS):
             for sends, wire in wires.items():
                 reduction.wire = wire
-                found[sends].append(timed(steps))
+                found[sends].append(timed(steps, STEPS))
         reduction.wire = wires[True]
         exposed = profiled(steps)
         peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
@@ -150,25 +150,6 @@ def reduction_of(strategy: object) -> Reduction:
     assert isinstance(strategy, Ddp), "run it under torchrun, on two processes at least"
     (replica,) = strategy._replicas.values()
     return replica.reduction
-
-
-def advance(steps: Iterator[object], count: int) -> None:
-    for _ in islice(steps, count):
-        pass
-
-
-def timed(steps: Iterator[object]) -> float:
-    """Seconds a step, over STEPS of them, the GPU waited for at both ends."""
-    synchronise()
-    began = time.perf_counter()
-    advance(steps, STEPS)
-    synchronise()
-    return (time.perf_counter() - began) / STEPS
-
-
-def synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def profiled(steps: Iterator[object]) -> float | None:

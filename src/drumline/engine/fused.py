@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,7 +20,7 @@ class Kept(NamedTuple):
     """By the name that torch gives it, in the order of the parameters."""
 
 
-class _Fused(torch.optim.Optimizer):
+class _Fused(torch.optim.Optimizer, ABC):
     """Keeps the lists that torch gathers anew for each step.
 
     They are the very tensors of `state`, so that state_dict and load_state_dict stay torch's. Where a parameter has no
@@ -41,13 +42,13 @@ class _Fused(torch.optim.Optimizer):
                 self._update(group, kept, found)
         return None
 
+    @abstractmethod
     def _update(self, group: dict[str, Any], kept: Kept, gradients: list[Tensor]) -> None:
         """Run the kernel on one group."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _names(self, group: dict[str, Any]) -> tuple[str, ...]:
         """What the state of each parameter of this group consists of."""
-        raise NotImplementedError
 
     def _lists(self) -> list[Kept] | None:
         """The lists, gathered anew where what they came from was replaced; None while torch has to take the step."""

@@ -314,7 +314,7 @@ def within(limit_s: float, function: Callable[[], Any]) -> Any:
         try:
             found.append(function())
         except Exception:
-            logger.debug("a part of a hang's report failed", exc_info=True)
+            logger.warning("a part of a report on hangs or stragglers failed", exc_info=True)
 
     thread = threading.Thread(target=call, name="drumline-report", daemon=True)
     thread.start()
