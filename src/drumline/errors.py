@@ -68,6 +68,13 @@ class MissingExtra(DrumlineError):
         self.args = (package, extra)
 
 
+class ServeError(DrumlineError):
+    """Nothing can be served at the address that was given."""
+
+    code = "serve"
+    exit_status = 2
+
+
 class ValueRangeError(DrumlineError):
     """Token ids or labels outside of what the model can take, caught before the device sees them."""
 

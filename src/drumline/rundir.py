@@ -17,7 +17,7 @@ from typing import IO, Any, Literal
 
 from drumline.errors import RunDirExists
 
-STOP_REQUEST, SAVE_REQUEST = "stop", "save"
+STOP_REQUEST, SAVE_REQUEST, RESTART_REQUEST = "stop", "save", "restart"
 """Files in `requests` by which a run is asked for something from outside."""
 
 TORN = b"\x00\n"
@@ -98,7 +98,7 @@ class RunDir:
 
     @property
     def requests(self) -> Path:
-        """Where files ask a run for something: STOP_REQUEST, SAVE_REQUEST."""
+        """Where files ask a run for something: STOP_REQUEST, SAVE_REQUEST, RESTART_REQUEST (JSON with a `reason`)."""
         return self.path / "requests"
 
     @property
@@ -191,8 +191,7 @@ class LineWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file: IO[bytes] = path.open("ab", buffering=0)
-        self._torn = is_torn(path)
+        self._file: IO[bytes] = path.open("a+b", buffering=0)
 
     def write(self, record: dict[str, Any]) -> None:
         """Append one record, stamped with the wall clock (`time`, seconds since 1970) unless it has a stamp.
@@ -200,10 +199,10 @@ class LineWriter:
         Raises OSError where there is no room for all of it; the torn line is then the last one.
         """
         line = json.dumps({"time": round(time.time(), 3), **record}, default=str).encode() + b"\n"
-        if self._torn:
+        # Looked at each time: a run and the process that records its GPUs write to the same files.
+        if _ends_torn(self._file):
             line = TORN + line
-        self._torn = self._file.write(line) != len(line)
-        if self._torn:
+        if self._file.write(line) != len(line):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._file.name)
 
     def close(self) -> None:
@@ -211,13 +210,10 @@ class LineWriter:
         self._file.close()
 
 
-def is_torn(path: Path) -> bool:
+def _ends_torn(file: IO[bytes]) -> bool:
     """Whether a file ends in the middle of a line."""
-    with path.open("rb") as file:
-        if not file.seek(0, os.SEEK_END):
-            return False
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) != b"\n"
+    size = os.fstat(file.fileno()).st_size
+    return size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"
 
 
 class Lock:

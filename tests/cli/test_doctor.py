@@ -11,7 +11,7 @@ import drumline
 from drumline.cli.doctor import register
 from drumline.hardware.doctor import environment_facts
 from drumline.hardware.torch_child import ask_torch
-from tests.unit.hardware.simulated_nvml import SimulatedGpu, SimulatedNvml
+from tests.simulated_nvml import SimulatedGpu, SimulatedNvml, SimulatedProcess
 
 
 def run(*arguments: str) -> tuple[int, str]:
@@ -22,7 +22,7 @@ def run(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def simulate(monkeypatch: pytest.MonkeyPatch, **torch: Any) -> None:
+def simulate(monkeypatch: pytest.MonkeyPatch, second: SimulatedGpu | None = None, **torch: Any) -> None:
     """Let the command find two simulated GPUs, one of them hidden, and a torch that says what the test wants."""
     answer: dict[str, Any] = {
         "version": "2.11.0+cu130",
@@ -33,7 +33,7 @@ def simulate(monkeypatch: pytest.MonkeyPatch, **torch: Any) -> None:
         "arch_list": ["sm_90"],
         "devices": [{"uuid": "bb", "name": "NVIDIA H100 80GB HBM3"}],
     } | torch
-    nvml = SimulatedNvml([SimulatedGpu("GPU-aa"), SimulatedGpu("GPU-bb")])
+    nvml = SimulatedNvml([SimulatedGpu("GPU-aa"), second or SimulatedGpu("GPU-bb")])
     environ = {"CUDA_VISIBLE_DEVICES": "1", "SLURM_JOB_ID": "17", "HF_TOKEN": "hf_abcdefghijklmnop"}
 
     def found() -> dict[str, Any]:
@@ -66,6 +66,22 @@ def test_the_report_shows_facts_checks_and_fixes(monkeypatch: pytest.MonkeyPatch
         assert words in text
     assert "transformers" not in text
     assert "hf_abc" not in text and "HF_TOKEN" not in text
+
+
+def test_health_links_and_processes_of_the_gpus_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    sick = SimulatedGpu("GPU-bb", ecc={(1, 0): 2, (1, 1): 2}, processes=[SimulatedProcess(4_000_001)])
+    simulate(monkeypatch, sick)
+    status, text = run()
+    assert status == 1
+    for words in (
+        "Links between GPUs\n",
+        "GPU 0  -           NVLink x18  0",
+        "fail gpu health: GPU 1: 2 uncorrectable ECC error(s) since the driver was loaded",
+        "fix: reset the GPU",
+        "warn gpu processes: GPU 1 is used by pid 4000001",
+        "ok   peak rates: NVIDIA H100 80GB HBM3: NVIDIA H100",
+    ):
+        assert words in text
 
 
 def test_a_failed_check_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from drumline.rundir import RunDir, read_lines
+from drumline.rundir import RunDir, read_json, read_lines, write_json
 from tests.cli.real_command import Command, launch_of, processes_of, worker_of, write_recipe
 
 TWO = ("--set", "hardware.num_processes=2", "--set", "hardware.device=cpu")
@@ -188,3 +188,23 @@ def test_the_same_end_three_times_is_a_crash_loop(folder: Path) -> None:
     events = list(read_lines(RunDir(folder / "runs/tiny").events))
     assert [event["event"] for event in events].count("restart") == 2
     assert said.partition(": ")[2] == next(event["reason"] for event in events if event["event"] == "gave_up")
+
+
+@pytest.mark.system
+def test_a_run_that_is_asked_to_start_again_goes_on_in_new_processes(tmp_path: Path) -> None:
+    folder = write_recipe(tmp_path)
+    run = RunDir(folder / "runs/tiny")
+    # Long enough for a look at the requests, which is made once a second.
+    steps = ("--set", "train.max_steps=400", "--set", "evaluate.every=end", "--set", "checkpoint.every=100")
+    with Command(folder, "train", "tiny.yaml", *steps, "--set", "faults.max_restarts=0") as command:
+        command.reaches(run.requests.is_dir)
+        write_json(run.requests / "restart", {"reason": "GPU GPU-1 has turned sick: XID 94"})
+        ended = command.wait()
+    assert ended.status == 0, ended.err
+    assert read_json(run.exit)["steps"] == 400
+    events = list(read_lines(run.events))
+    [restart] = [event for event in events if event["event"] == "restart"]
+    assert restart["reason"].endswith("failed: GPU GPU-1 has turned sick: XID 94")
+    [resume] = [event for event in events if event["event"] == "resume"]
+    assert resume["step"] == restart["step"] < 400
+    assert [event["event"] for event in events].count("failed") == 0

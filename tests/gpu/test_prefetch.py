@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from drumline import Trainer
 from drumline.data.loader import LoaderOptions, Piece, RowLoader
 from drumline.data.order import Cut
-from drumline.data.prefetch import DeviceFeed, on_device
+from drumline.data.prefetch import DeviceFeed, on_devices
 from drumline.data.seeds import ROWS
 from drumline.data.source import as_source
 from drumline.data.windows import RowFeed
@@ -63,7 +63,7 @@ class CountAll:
 def feed_of(size: int, cut: Cut, **options: Any) -> Iterator[DeviceFeed]:
     settings = {"num_workers": 2, "pin_memory": True, **options}
     loader = RowLoader(as_source(Wide(size)), CountAll(), LoaderOptions(**settings))
-    feed = on_device(RowFeed(loader, cut, 0, shuffle=False, needs_count=False), DEVICE)
+    feed = on_devices(RowFeed(loader, cut, 0, shuffle=False, needs_count=False), [DEVICE])
     assert isinstance(feed, DeviceFeed)
     try:
         yield feed

@@ -11,7 +11,7 @@ import torch.multiprocessing
 
 import drumline
 from drumline.launcher.world import World
-from drumline.parallel.groups import bind_device
+from drumline.parallel.groups import bind_devices
 from tests.gpu.cases import make_normed_model, meet_on_one_gpu
 from tests.ranks.training import Case, fresh, largest_difference, train
 
@@ -50,7 +50,7 @@ def test_nccl_that_cannot_work_is_told_and_gloo_offered(tmp_path: Path, backend:
 
 
 def test_memory_fraction_caps_the_allocator() -> None:
-    device = bind_device(World(), "cuda", 0.05)
+    (device,) = bind_devices(World(), (0,), memory_fraction=0.05)
     try:
         tenth = torch.cuda.get_device_properties(device).total_memory // 10
         with pytest.raises(torch.OutOfMemoryError):

@@ -106,6 +106,7 @@ def save_often(folder: str, own: bool, parallel: Mapping[str, Any], checkpoint: 
         return sorted(path.name for path in Path("run/checkpoints").iterdir())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("own", [False, True], ids=["shared", "per_rank"])
 @pytest.mark.parametrize(
     ("parallel", "checkpoint"),

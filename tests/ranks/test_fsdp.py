@@ -75,7 +75,7 @@ def test_fewer_samples_than_ranks(ranks: RankPool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [Deep, partly_frozen], ids=["all", "frozen"])
-@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("world", [2, pytest.param(3, marks=pytest.mark.system)])
 def test_norm_and_clipping(ranks: RankPool, tmp_path: Path, world: int, make: Any) -> None:
     """Case 23: accumulated or not, scaled or not, a part of the parameters frozen."""
     cases: dict[str, dict[str, Any]] = {
@@ -134,7 +134,7 @@ WHERE = {"never": "on all ranks", "rank-0": "on rank 1 only", "one-pass": "on ra
 
 
 @pytest.mark.parametrize("reentrant", [None, False], ids=["plain", "checkpointed"])
-@pytest.mark.parametrize("uses", UNUSED)
+@pytest.mark.parametrize("uses", ["never", "rank-0", "one-pass", pytest.param("second", marks=pytest.mark.system)])
 def test_parameters_without_gradient(ranks: RankPool, tmp_path: Path, uses: str, reentrant: bool | None) -> None:
     """Case 10: in a unit that all ranks run (here the root), they are zero where unused, and named once."""
     options: dict[str, Any] = {"global_batch": 12, "max_steps": 6}

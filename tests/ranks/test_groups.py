@@ -230,6 +230,7 @@ def die(directory: str, init_method: str, dying: int) -> None:
         trainer.fit()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_end_of_a_process_is_noticed_in_seconds(ranks: RankPool, tmp_path: Path, rank: int) -> None:
     place = f"tcp://127.0.0.1:{free_port()}"

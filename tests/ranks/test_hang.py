@@ -106,6 +106,7 @@ def test_a_callback_that_sleeps_on_one_rank(started: Ranks) -> None:
     assert ", in hang\n" in errors[1]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("started", ["SIGSTOP"], indirect=True)
 def test_a_stopped_rank(started: Ranks) -> None:
     codes, errors = started.end()
@@ -116,6 +117,7 @@ def test_a_stopped_rank(started: Ranks) -> None:
     assert f"HangError: {event['message']}" in errors[0]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("started", ["SIGKILL"], indirect=True)
 def test_a_killed_rank_is_told_of_by_where_it_was_seen_last(started: Ranks) -> None:
     codes, errors = started.end()
@@ -127,6 +129,7 @@ def test_a_killed_rank_is_told_of_by_where_it_was_seen_last(started: Ranks) -> N
     assert not any(record["event"] == "hang" for record in read_lines(started.run.events))
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("started", ["mismatch"], indirect=True)
 def test_collectives_that_do_not_match(started: Ranks) -> None:
     codes, errors = started.end()
@@ -142,6 +145,7 @@ def test_collectives_that_do_not_match(started: Ranks) -> None:
     assert "called on some of them only, or in another order" in event["fix"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("started", ["native"], indirect=True)
 def test_a_collective_that_one_rank_calls_alone(started: Ranks) -> None:
     codes, _ = started.end()
@@ -152,6 +156,7 @@ def test_a_collective_that_one_rank_calls_alone(started: Ranks) -> None:
     assert "rank 0 is in a backward pass in a collective: update 3, micro-batch 1 of 1, step 2" in event["message"]
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("started", ["loader"], indirect=True)
 def test_a_loader_process_that_hangs(started: Ranks) -> None:
     codes, _ = started.end()

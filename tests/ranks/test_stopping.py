@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -12,8 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from drumline import Result, StepInfo, Trainer
+from drumline.errors import Interrupted, RestartNeeded
+from drumline.launcher.spec import MARK
 from drumline.parallel.strategy import Batch
-from drumline.rundir import read_lines
+from drumline.rundir import read_json, read_lines, write_json
 from tests.rank_pool import RankPool
 from tests.ranks.training import (
     Case,
@@ -125,3 +129,42 @@ def test_an_epoch_may_end_with_nothing_counted(ranks: RankPool, tmp_path: Path) 
     for evaluations, lines in ranks.run(2, end_with_nothing_counted, fresh(tmp_path)):
         assert evaluations == 2
         assert [(line["kind"], line["step"]) for line in lines] == [("eval", 1), ("train", 2), ("eval", 2)]
+
+
+SICK = "GPU GPU-1 has turned sick: XID 94"
+
+
+def go_on_after_a_request(directory: str, ours: bool) -> tuple[str, str, int, int]:
+    """Ask for a restart after the first update, as the process does that watches the GPUs; then train once more."""
+    case = Case(directory, {"train": {"global_batch": 8, "max_steps": 6}})
+
+    def ask(trainer: Trainer, info: StepInfo) -> None:
+        if info.step == 1 and dist.get_rank() == 0:
+            write_json(trainer.run_dir / "requests/restart", {"reason": SICK})
+        if info.step < 3:
+            trainer._run.outside._looked -= 1.0  # as if a second had passed since the last look
+
+    kind, message, saved = "", "", 0
+    with mock.patch.dict("os.environ", {MARK: "x"} if ours else {}):
+        try:
+            with Trainer(
+                make_model(), config_of(case), MaskedRows(37), loss=MaskedRegression([]), callbacks=[ask]
+            ) as trainer:
+                trainer.fit()
+        except (Interrupted, RestartNeeded) as stop:
+            kind, message = type(stop).__name__, str(stop)
+    if os.environ["RANK"] == "0":  # which writes both files
+        saved = read_json(Path(directory) / "exit.json")["steps"]
+        write_json(Path(directory) / "requests/restart", {"reason": "left behind by an attempt that has ended"})
+    with Trainer(make_model(), config_of(case), MaskedRows(37), loss=MaskedRegression([])) as trainer:
+        return kind, message, saved, trainer.fit().steps
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["our-launcher", "another-launcher"])
+def test_a_restart_that_is_asked_for_is_made_by_our_launcher_alone(ranks: RankPool, tmp_path: Path, ours: bool) -> None:
+    answers = ranks.run(2, go_on_after_a_request, fresh(tmp_path), ours, timeout=15)
+    kind, message, saved, steps = answers[0]
+    assert answers[1] == (kind, message, 0, 6)
+    assert kind == ("RestartNeeded" if ours else "Interrupted")
+    assert message.startswith(SICK)
+    assert 1 <= saved < 6 and steps == 6

@@ -18,7 +18,7 @@ from drumline.hardware.inventory import detect
 from drumline.hardware.state import read_state
 from drumline.launcher.start import choose_workers
 from drumline.launcher.world import detect_world
-from drumline.parallel.groups import Groups, bind_device, open_groups
+from drumline.parallel.groups import Groups, bind_devices, open_groups
 from drumline.track.collectives import bandwidths
 from drumline.track.samples import measured
 
@@ -50,7 +50,7 @@ def bench_comm(config: RunConfig, sizes: Sequence[int], samples: int) -> dict[st
             "use a machine with several GPUs, or --set hardware.device=cpu --set hardware.num_processes=2",
         )
     gpus = choose_workers(config.hardware, detect()).gpus
-    device = bind_device(world, "cuda" if gpus else "cpu")
+    device, *_ = bind_devices(world, range(len(gpus)) if gpus else None)
     backend = config.parallel.backend
     if backend == "auto":
         backend = "nccl" if gpus else "gloo"

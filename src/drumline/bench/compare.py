@@ -19,8 +19,11 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, V
 
 import drumline
 from drumline.bench.contestants import Contestant, Ran, Start, choose, read_contestants, run_contestant
+from drumline.config.schema import HardwareConfig
 from drumline.errors import ConfigError, DrumlineError, HardwareError, LaunchError
+from drumline.hardware.claims import Claims
 from drumline.hardware.inventory import detect
+from drumline.launcher.gpus import take_gpus
 from drumline.rundir import LineWriter, read_json, read_lines, write_json
 
 INTERRUPTED = 3
@@ -89,6 +92,9 @@ def prepare(options: Options) -> Start:
     if task.get("device") != "cuda":
         return Start(options.peers_dir.resolve(), path, wanted or 1, (), options.limit_s)
     hardware = detect()
+    if len(hardware.gpus) >= (wanted or 1):
+        claims = Claims("bench compare")  # held to the end of this process
+        hardware = take_gpus(HardwareConfig(count=wanted), hardware, claims)
     uuids = [gpu.uuid for gpu in hardware.gpus]
     if len(uuids) < (wanted or 1):
         raise HardwareError(

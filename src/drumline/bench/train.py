@@ -81,7 +81,7 @@ class MeasuredTrainer(Trainer):
     def devices(self) -> list[torch.device]:
         """All of them."""
         if self.device.type == "cuda" and self._run.plan.kind == "data_parallel":
-            return [torch.device("cuda", i) for i in range(self._run.plan.num_shards)]
+            return list(self._run.groups.devices)
         return [self.device]
 
     def gather(self, value: Any) -> Sequence[Any]:

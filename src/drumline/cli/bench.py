@@ -53,9 +53,13 @@ def train(
 ) -> None:
     """Time updates of a recipe: step, forward, backward, optimizer, memory, and where the time of a step goes."""
     from drumline.config.load import load_config
+    from drumline.hardware.claims import Claims
+    from drumline.hardware.inventory import detect
+    from drumline.launcher.gpus import take_gpus
+    from drumline.launcher.gpus import wanted as of_launch
 
     config = load_config(recipe, overrides or ())
-    request = training(config, steps, warm_up)
+    request = training(config, take_gpus(of_launch(config), detect(), Claims(f"bench train {recipe}")), steps, warm_up)
     wanted = Wanted.of("train", out, baseline, as_json)
     run = make_folder(out, f"train-{Path(recipe).stem}")
     say(f"bench: {warm_up} updates to warm up, {steps} timed, then a few watched, on {request.num_workers} process(es)")
@@ -65,12 +69,11 @@ def train(
     tell_result(run, result, config, wanted)
 
 
-def training(config: RunConfig, steps: int, warm_up: int) -> Request:
+def training(config: RunConfig, hardware: Hardware, steps: int, warm_up: int) -> Request:
     """What times updates of this config; as long a run as it takes, whatever the config says of its length."""
-    from drumline.hardware.inventory import detect
     from drumline.plan.resolve import resolve
 
-    plan = resolve(of_any_length(config), detect())
+    plan = resolve(of_any_length(config), hardware)
     what = {"kind": "train", "steps": steps, "warm_up": warm_up}
     return Request(nameless(config), plan, plan.world_size, plan.gpus, what)
 
@@ -100,12 +103,14 @@ def comm(
     """Time collectives between this machine's processes over message sizes, and advise a bucket size."""
     from drumline.config.load import load_config
     from drumline.errors import HardwareError
+    from drumline.hardware.claims import Claims
     from drumline.hardware.inventory import detect
+    from drumline.launcher.gpus import take_gpus
     from drumline.launcher.start import choose_workers
     from drumline.track.collectives import bucket_advice
 
     config = load_config(None, overrides or ())
-    workers = choose_workers(config.hardware, detect())
+    workers = choose_workers(config.hardware, take_gpus(config.hardware, detect(), Claims("bench comm")))
     if workers.num < 2:
         raise HardwareError(
             "one process has nobody to communicate with",

@@ -31,21 +31,24 @@ def scaling(
     """
     from drumline.cli.bench import WARM_UP, training
     from drumline.config.load import dump_config, load_config
+    from drumline.hardware.claims import Claims
     from drumline.hardware.inventory import detect
+    from drumline.launcher.gpus import take_gpus
     from drumline.rundir import RunDir, write_atomic
     from drumline.track.bench import efficiencies
 
     config = load_config(recipe, overrides or ())
     wanted = Wanted.of("scaling", out, baseline, as_json)
     counts = numbers(processes, "--processes", 1)
-    runs = configs(config, detect(), counts)
+    hardware = take_gpus(config.hardware, detect(), Claims(f"bench scaling {recipe}"))
+    runs = configs(config, hardware, counts)
     folder = make_folder(out, f"scaling-{Path(recipe).stem}")
     rows: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     for mode, count, each in runs:
         say(f"bench: {mode} scaling, {count} process(es)")
         part = RunDir.create(folder.path / f"{mode}_{count}")
-        result = run_workers(part, training(each, steps, WARM_UP), folder.path)
+        result = run_workers(part, training(each, hardware, steps, WARM_UP), folder.path)
         results.append(result)
         rows.append(row_of(mode, count, result))
     # At the largest number both kinds are one run.
@@ -100,7 +103,7 @@ def with_processes(config: RunConfig, hardware: Hardware, count: int) -> RunConf
         raise HardwareError(f"{count} processes were asked for, there are {len(gpus)} GPUs", "ask for fewer")
     update: dict[str, Any] = {}
     if gpus:
-        update["hardware"] = config.hardware.model_copy(update={"gpus": list(gpus[:count])})
+        update["hardware"] = config.hardware.model_copy(update={"gpus": list(gpus[:count]), "count": None})
     elif config.parallel.kind == "data_parallel":
         update["parallel"] = config.parallel.model_copy(update={"replicas": count})
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from drumline.hardware.checks import Check
 
 _GIB = 1 << 30
+_MOST_XIDS = 20
 _MARKS = {"ok": "[green]ok  [/green]", "warn": "[yellow]warn[/yellow]", "fail": "[red]fail[/red]"}
 
 
@@ -72,6 +74,10 @@ def _sections(facts: dict[str, Any]) -> Iterator[tuple[str, list[str]]]:
     cores = f"{host['cpu_cores']} of {host['cpu_cores_of_machine']} CPU cores"
     yield "Host", [f"{host['hostname']}: {cores}, {memory} of {whole} memory usable"]
     yield "GPUs", [f"source: {facts['gpu_source']}", *(_gpu_line(gpu) for gpu in facts["gpus"])]
+    if (topology := facts.get("topology")) and topology["links"]:
+        yield "Links between GPUs", _topology_lines(topology["table"])
+    if xids := facts.get("xids"):
+        yield "XIDs of the last day", [_xid_line(xid) for xid in xids[-_MOST_XIDS:]]
     yield "Network", [_interface_line(interface) for interface in facts["network"]["interfaces"]]
     for title, key in (("Variables", "variables"), ("SLURM", "slurm")):
         if facts[key]:
@@ -92,6 +98,18 @@ def _gpu_line(gpu: dict[str, Any]) -> str:
     memory = "memory unknown" if gpu["memory_bytes"] is None else f"{gpu['memory_bytes'] / _GIB:.1f} GiB"
     capability = ".".join(map(str, gpu["compute_capability"] or ())) or "unknown"
     return f"{gpu['index']}: {gpu['name']}, {memory}, compute capability {capability}, {gpu['uuid']} ({place})"
+
+
+def _topology_lines(table: list[list[str]]) -> list[str]:
+    """A row a GPU: its link to each of them, its NUMA node and its CPU cores."""
+    lines = [["", *(row[0] for row in table), "NUMA node", "CPU cores"], *table]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def _xid_line(xid: dict[str, Any]) -> str:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(xid["time"]))
+    return f"{when} XID {xid['code']} on {xid['uuid'] or xid['pci_address']}: {xid['title']}"
 
 
 def _interface_line(interface: dict[str, Any]) -> str:

@@ -18,10 +18,17 @@ if TYPE_CHECKING:
 _KEYS = (
     "hardware.device",
     "hardware.gpus",
+    "hardware.count",
+    "hardware.exclude",
+    "hardware.min_free_memory",
+    "hardware.max_utilization",
+    "hardware.sick",
+    "hardware.taken",
     "hardware.num_processes",
     "faults.max_restarts",
     "faults.restart_on",
     "faults.lost_gpu",
+    "faults.sick_gpu",
     "faults.stop_signals",
     "faults.stop_grace_s",
 )
@@ -44,7 +51,9 @@ def launch(
 ) -> None:
     """Start a script in one process a visible GPU; on a machine without GPU in one, or in as many as you say."""
     from drumline.config.load import load_config
+    from drumline.hardware.claims import Claims
     from drumline.hardware.inventory import detect
+    from drumline.launcher.gpus import take_gpus, tell_left_out
     from drumline.launcher.restarts import Policy, of_spec, run_with_restarts
     from drumline.launcher.spec import LaunchSpec
     from drumline.launcher.start import choose_workers, launch_directory
@@ -52,11 +61,12 @@ def launch(
     config = load_config(None, _checked(overrides or []))
     if not script.exists():
         raise ConfigError(f"there is no script {script}", "give the path of a Python file")
-    workers = choose_workers(config.hardware, detect())
+    claims = Claims(str(script.absolute()))  # held to the end of this process
+    workers = choose_workers(config.hardware, tell_left_out(take_gpus(config.hardware, detect(), claims)))
     run = launch_directory(script.stem)
     gpus = workers.gpus if workers.gpus or config.hardware.device == "cpu" else None
     spec = LaunchSpec(run.path, workers.num, "script", str(script), tuple(arguments or []), gpus).heeding(config.faults)
-    finish(run_with_restarts(of_spec(spec), Policy.of(config.faults, unless_said=0)), run)
+    finish(run_with_restarts(of_spec(spec), Policy.of(config, unless_said=0)), run)
 
 
 def _checked(overrides: list[str]) -> list[str]:

@@ -90,9 +90,11 @@ def _compare(paths: Sequence[Path], out: Path | None, as_json: bool) -> None:
 
 
 def _images(page: Path) -> list[str]:
+    from drumline.track.gpu_plots import GPU_PLOT
     from drumline.track.plots import PLOT_NAMES
 
-    return [str(page.with_name(f"{name}.png")) for name in PLOT_NAMES]
+    paths = [page.with_name(f"{name}.png") for name in (*PLOT_NAMES, GPU_PLOT)]
+    return [str(path) for path in paths if path.exists()]  # that of GPUs only where any were recorded
 
 
 def _folder_beside(run: Path) -> Path:

@@ -33,6 +33,7 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
     """Train a recipe on every device of this machine; metrics and report data go to the run directory."""
     from drumline.config.changes import with_global_batch
     from drumline.config.load import dump_config, load_config
+    from drumline.hardware.claims import Claims
     from drumline.hardware.doctor import environment_facts
     from drumline.launcher.restarts import RECIPE_RESTARTS, Policy, run_with_restarts
     from drumline.launcher.spec import LaunchSpec
@@ -44,7 +45,9 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
     if kept is not None and kept.finished is not None:
         print(f"{kept.describe(path)}\n{summary(RunDir(path))}")
         return
-    plan = plan_run(config if kept is None else with_global_batch(config, kept.global_batch), counts=False)
+    bound = config if kept is None else with_global_batch(config, kept.global_batch)
+    claims = Claims(str(path.absolute()))  # held to the end of this process
+    plan = plan_run(bound, counts=False, claims=claims)
     run = RunDir(path) if kept is not None else RunDir.create(path)
     lock = lock or Lock(run, "launch")  # held to the end of this process
     write_atomic(run.config, dump_config(config))
@@ -58,7 +61,7 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
     print_plan(plan)
     sys.stdout.flush()  # the workers write to the same stream
     spec_of = lambda gpus: spec if gpus is None else without_lost(spec, config, plan, gpus)  # noqa: E731
-    result = run_with_restarts(spec_of, Policy.of(config.faults, RECIPE_RESTARTS))
+    result = run_with_restarts(spec_of, Policy.of(config, RECIPE_RESTARTS))
     record_end(run, result)
     finish(result, run)
     print(summary(run))
@@ -70,9 +73,9 @@ def without_lost(spec: LaunchSpec, config: RunConfig, plan: Plan, gpus: tuple[st
     from drumline.config.load import dump_config
     from drumline.rundir import write_atomic, write_json
 
-    hardware = config.hardware.model_copy(update={"gpus": list(gpus)})
+    hardware = config.hardware.model_copy(update={"gpus": list(gpus), "count": None})
     left = with_global_batch(config.model_copy(update={"hardware": hardware}), plan.global_batch)
-    anew = plan_run(left, counts=False)
+    anew = plan_run(left, counts=False, chosen=True)
     write_atomic(spec.run.config, dump_config(left))
     write_json(spec.run.plan, anew.to_json())
     return replace(spec, num_workers=anew.world_size, gpus=anew.gpus)

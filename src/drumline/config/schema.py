@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from drumline.config.data import Data, LoaderSettings
 from drumline.config.model import DecoderModel, Model
+from drumline.config.monitor import MonitorConfig
 from drumline.config.parallel import AutoParallel, Parallel
 from drumline.config.section import Fraction, Section
 from drumline.config.task import LanguageModellingTask, TaskConfig
@@ -88,6 +89,22 @@ class HardwareConfig(Section):
     gpus: list[str] | None = Field(
         None, description="GPU UUIDs or indexes as nvidia-smi lists them; none: all that are visible."
     )
+    count: PositiveInt | None = Field(
+        None, description="How many of the usable GPUs, those that are connected best first; none: all of them."
+    )
+    exclude: list[str] = Field(default=[], description="GPUs to leave alone, named as in gpus.")
+    min_free_memory: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="Share of its memory that a GPU must have free to be taken."
+    )
+    max_utilization: Annotated[float, Field(ge=0, le=1)] = Field(
+        1.0, description="Share of the last second in which a GPU that is taken may have been at work."
+    )
+    sick: Literal["leave_out", "use"] = Field(
+        "leave_out", description="GPUs whose health says fail; see drumline gpus for the reasons."
+    )
+    taken: Literal["leave_out", "use"] = Field(
+        "leave_out", description="GPUs on which somebody's process computes, or which another launch has claimed."
+    )
     num_processes: PositiveInt | None = Field(
         None, description="Workers on a machine without GPU (none: 1); with GPUs there is one a GPU, see gpus."
     )
@@ -119,6 +136,11 @@ class FaultsConfig(Section):
     )
     lost_gpu: Literal["leave_out", "wait"] = Field(
         "leave_out", description="Go on without a GPU that is lost, with the same global batch, or wait for it."
+    )
+    sick_gpu: Literal["at_restart", "at_once", "ignore"] = Field(
+        "at_restart",
+        description="A GPU whose health turns to fail during the run is left out when the workers are next started "
+        "again, or the run is saved and started again for it.",
     )
     hang_timeout_s: PositiveFloat = Field(
         600.0, description="Longest time without progress before the run ends with a report; half after an update."
@@ -153,3 +175,4 @@ class RunConfig(Section):
     track: TrackConfig = TrackConfig()
     hardware: HardwareConfig = HardwareConfig()
     faults: FaultsConfig = FaultsConfig()
+    monitor: MonitorConfig = MonitorConfig()

@@ -12,7 +12,6 @@ from torch import Tensor
 from drumline.data.sharing import tensors
 from drumline.data.windows import Feed, Window
 from drumline.parallel.objective import to_device
-from drumline.parallel.replicas import shard_devices
 from drumline.parallel.strategy import MicroBatch
 
 MOST_BYTES = 1 << 30
@@ -101,9 +100,9 @@ def is_plain(batch: Any) -> bool:
     return not hasattr(batch, "to")
 
 
-def on_device(feed: Feed, device: torch.device, num_local: int = 1) -> Feed:
+def on_devices(feed: Feed, devices: Sequence[torch.device]) -> Feed:
     """The feed with its batches sent ahead where there are GPUs to send them to; on the CPU the feed itself.
 
-    device: the first shard's; num_local: shards of this process.
+    devices: of this process's shards.
     """
-    return DeviceFeed(feed, shard_devices(device, num_local)) if device.type == "cuda" else feed
+    return DeviceFeed(feed, devices) if devices[0].type == "cuda" else feed

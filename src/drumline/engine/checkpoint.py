@@ -74,6 +74,10 @@ class Checkpointer:
         wait: return when it is in its place, and raise DataError on all ranks where it could not be written. Otherwise
         it may be on its way still, and a failure is a warning: training goes on.
         """
+        with run.phase("checkpoint"):
+            return self._begin(run, wait=wait)
+
+    def _begin(self, run: Run, *, wait: bool) -> Path:
         self.finish(run)
         run.learn(keep=0)
         self._last = run.clock()

@@ -10,7 +10,6 @@ import torch
 from drumline.config.schema import RunConfig
 from drumline.engine.batch_size import Peak
 from drumline.parallel.groups import Groups
-from drumline.parallel.replicas import shard_devices
 
 
 class Memory(Protocol):
@@ -51,9 +50,8 @@ class GpuMemory:
         return Peak(max(held + outside, held / self._fraction), whole * self._target)
 
 
-def device_memory(groups: Groups, config: RunConfig, num_local: int) -> Memory | None:
+def device_memory(groups: Groups, config: RunConfig) -> Memory | None:
     """The memory of this process's shards' devices; None on the CPU, where there is no preflight."""
     if groups.device.type != "cuda":
         return None
-    devices = shard_devices(groups.device, num_local)
-    return GpuMemory(devices, config.train.out_of_memory.target, config.hardware.memory_fraction)
+    return GpuMemory(groups.devices, config.train.out_of_memory.target, config.hardware.memory_fraction)

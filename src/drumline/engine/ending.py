@@ -32,6 +32,8 @@ INTERRUPTED = 3
 
 def release(run: Run) -> None:
     """Give back trackers, loader processes and wrappers."""
+    if run.recorder is not None:
+        run.recorder.close()
     run.checkpoints.close()
     for tracker in run.trackers:
         tracker.close()

@@ -48,7 +48,8 @@ def evaluate(run: Run) -> dict[str, float]:
     With averaged weights, if the run has them. Tasks may have metrics besides those of their Loss; see Measurement.
     Where memory runs out on a rank it is made anew with smaller batches; training's stay as they are.
     """
-    found = _evaluate(run, yields=False)
+    with run.phase("evaluation"):
+        found = _evaluate(run, yields=False)
     assert found is not None
     return found
 
@@ -58,7 +59,8 @@ def hold_evaluation(run: Run, info: StepInfo) -> None:
 
     Where a rank is asked to stop meanwhile, all give the evaluation up and owe it; `pay_evaluation` makes up for it.
     """
-    metrics = _evaluate(run, yields=True)
+    with run.phase("evaluation"):
+        metrics = _evaluate(run, yields=True)
     run.progress.owes_evaluation = metrics is None
     if metrics is None:
         run.event("evaluation_given_up", step=run.progress.step, reason=run.reason)

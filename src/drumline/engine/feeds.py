@@ -12,7 +12,7 @@ from drumline.config.schema import RunConfig
 from drumline.data.limits import Fit, Load, Room, fit, fit_memory
 from drumline.data.loader import LoaderOptions, RowLoader
 from drumline.data.order import Cut
-from drumline.data.prefetch import on_device
+from drumline.data.prefetch import on_devices
 from drumline.data.probe import probe
 from drumline.data.shards import ShardFeeds
 from drumline.data.sharing import SHARED_MEMORY
@@ -101,7 +101,7 @@ def open_feeds(
     wanted, found = within_limits(wanted, world)
     if any(each.source.is_stream for each in wanted):
         wanted = agreed(wanted, groups)
-    feeds = [on_device(_feed(each, task, config), groups.device, each.num_local) for each in wanted]
+    feeds = [on_devices(_feed(each, task, config), groups.devices) for each in wanted]
     notice = None
     if found.message is not None:
         notice = {

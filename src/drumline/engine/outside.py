@@ -1,4 +1,4 @@
-"""What asks a run from outside to stop or to save: signals, files in its directory, the end of its time."""
+"""What asks a run from outside to stop, save or restart: signals, files in its directory, the end of its time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drumline.launcher.notices import Notice
-from drumline.rundir import SAVE_REQUEST, STOP_REQUEST
+from drumline.rundir import RESTART_REQUEST, SAVE_REQUEST, STOP_REQUEST, read_json
 
 if TYPE_CHECKING:
     from drumline.engine.run import Run
@@ -48,6 +48,7 @@ class Outside:
         self._looked = clock() - LOOK_S
         self._found: str | None = None
         self._stop = self._save = False
+        self._restart: str | None = None
 
     def look(self) -> str | None:
         """Why this rank should stop; None: go on. What was found once stays."""
@@ -56,6 +57,11 @@ class Outside:
             if self._found is not None:
                 logger.warning("%s: the run is saved and ends (a second SIGINT or SIGTERM: at once)", self._found)
         return self._found
+
+    def wants_restart(self) -> str | None:
+        """Why the run should go on in new processes; None: nobody asks. What was found once stays."""
+        self._read_requests()
+        return self._restart
 
     def wants_save(self) -> bool:
         """Whether a save was asked for, until `save_is_agreed`."""
@@ -68,7 +74,7 @@ class Outside:
 
     def begin(self, notice: Notice) -> None:
         """Look at these signals from now on; what ended an earlier call of `fit`, in a notebook, is forgotten."""
-        self.notice, self._found, self._stop = notice, None, False
+        self.notice, self._found, self._stop, self._restart = notice, None, False, None
 
     def _by_signal(self) -> str | None:
         if self.notice is None or self.notice.first is None:
@@ -90,6 +96,7 @@ class Outside:
         self._looked = self._clock()
         self._save |= taken(self._requests / SAVE_REQUEST)
         self._stop |= taken(self._requests / STOP_REQUEST)
+        self._restart = self._restart or restart_reason(self._requests / RESTART_REQUEST)
 
 
 def outside_of(run: Run) -> Outside:
@@ -111,6 +118,20 @@ def taken(request: Path) -> bool:
             return False
         logger.warning("the request %s is heeded, but cannot be removed: %s", request, error)
     return True
+
+
+def restart_reason(request: Path) -> str | None:
+    """Why a restart is asked for, by a file that may say it as JSON; None where there is no such request."""
+    if not request.exists():
+        return None
+    try:
+        reason = str(read_json(request)["reason"])
+    except (OSError, ValueError, TypeError, KeyError):
+        reason = "asked to start again by a request file"
+    if not taken(request):
+        return None
+    logger.warning("%s: the run is saved and ends; started again, it goes on", reason)
+    return reason
 
 
 def limits(

@@ -106,7 +106,7 @@ def find_sizes(parts: Parts, strategy: Strategy, config: RunConfig, plan: Plan, 
     are as before afterwards.
     """
     num_local = plan.num_shards // plan.world_size
-    memory, train = device_memory(groups, config, num_local), config.train
+    memory, train = device_memory(groups, config), config.train
     if memory is None or train.micro_batch != "auto" or train.batch_size_per_gpu is not None or plan.micro_batch == 1:
         return Sizes()
     began, search = time.perf_counter(), Search(strategy, groups, memory, num_local, plan.num_workers > 0)

@@ -16,7 +16,7 @@ from drumline.engine.run import Run
 from drumline.errors import ConfigError, DataError, DrumlineError, RunDirExists
 from drumline.manifest import Manifest, check, checkpoints_of, out_of_reach, read_manifest
 from drumline.parallel.groups import Groups
-from drumline.rundir import ENDING_S, STOP_REQUEST, Lock, RunDir, keep_lines
+from drumline.rundir import ENDING_S, RESTART_REQUEST, STOP_REQUEST, Lock, RunDir, keep_lines
 
 logger = logging.getLogger("drumline")
 
@@ -53,6 +53,9 @@ def look(groups: Groups, config: RunConfig, prepared: RunDir | None, default_nam
                 lock = Lock(RunDir(path), "run", ENDING_S)
                 # The command has compared configs; here it would meet what the data has added to its own.
                 kept = Kept((), global_batch_of(prepared)) if prepared is not None else read_kept(RunDir(path), config)
+            if there:
+                # Nobody of this attempt has asked yet.
+                (RunDir(path).requests / RESTART_REQUEST).unlink(missing_ok=True)
             if there and prepared is None:
                 # It was meant for an attempt that has ended; under our launcher it may be meant for all of them.
                 (RunDir(path).requests / STOP_REQUEST).unlink(missing_ok=True)

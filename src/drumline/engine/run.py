@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ from drumline.engine.meter import Meter
 from drumline.engine.outside import Outside
 from drumline.engine.pending import Known, Numbers, Pending
 from drumline.engine.profiling import Profile
+from drumline.engine.recorder import Recorder
 from drumline.engine.stopping import Patience
 from drumline.errors import NonFiniteError
 from drumline.parallel.groups import Groups
@@ -31,6 +33,9 @@ from drumline.rundir import LineWriter, Lock, RunDir
 from drumline.track.protocol import Tracker
 
 logger = logging.getLogger("drumline")
+
+_RESTART = 2
+"""Place of a restart among the kinds of stops: 0 is the user's own code, 1 a signal, a request or a time limit."""
 
 
 @dataclass
@@ -133,10 +138,14 @@ class Run:
     """Why the run ended, agreed by all ranks; None while it goes on."""
     interrupted: bool = False
     """Whether that reason is one from outside (a signal, a request, a time limit): the run can be resumed."""
+    restarts: bool = False
+    """Whether it is one of these, and the run is to go on at once, in new processes."""
     finished: str | None = None
     """Why an earlier attempt ended for good, so that nothing is left to train."""
     lock: Lock | None = None
     """Keeps others out of the run directory; rank 0's."""
+    recorder: Recorder | None = None
+    """Records this machine's GPUs, where this rank is its first."""
     save_asked: bool = False
     """Whether a save was asked for from outside, agreed by all ranks; it is made after the update."""
 
@@ -191,12 +200,13 @@ class Run:
 
     def wants_to_stop(self) -> bool:
         """Whether this rank asks for a stop, or all have agreed on one; for looking often, and not agreed itself."""
-        return self.reason is not None or self.stop_reason is not None or self.outside.look() is not None
+        asked = self.outside.look() is not None or self.outside.wants_restart() is not None
+        return self.reason is not None or self.stop_reason is not None or asked
 
     def asks(self) -> dict[str, Any]:
         """What this rank asks for, to be sent with the next exchange, whose answers go to `heed`."""
-        outside = self.outside.look()
-        stop = (self.stop_reason, False) if self.stop_reason is not None else outside and (outside, True)
+        reasons = (self.stop_reason, self.outside.look(), self.outside.wants_restart())
+        stop = next(((reason, kind) for kind, reason in enumerate(reasons) if reason is not None), None)
         save = self.outside.wants_save() or self.checkpoints.overdue(self.clock())
         return {"stop": stop, "save": save, "written": self.checkpoints.written}
 
@@ -208,8 +218,13 @@ class Run:
         self.checkpoints.heed([answer["written"] for answer in answers])
         stops = [answer["stop"] for answer in answers if answer["stop"]]
         if self.reason is None and stops:
-            # What the user's code asked for goes first: that run is done, and need not be resumed.
-            self.reason, self.interrupted = min(stops, key=lambda stop: stop[1])
+            # What the user's code asked for goes first: that run is done, and need not be resumed. A restart goes last.
+            self.reason, kind = min(stops, key=lambda stop: stop[1])
+            self.interrupted, self.restarts = kind > 0, kind == _RESTART
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Around what is not training (evaluation, checkpoint): the GPUs' records tell it apart."""
+        return nullcontext() if self.recorder is None else self.recorder.phase(name)
 
     def event(self, name: str, **facts: Any) -> None:
         """Write one line to events.jsonl, on rank 0."""

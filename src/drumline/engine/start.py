@@ -7,7 +7,7 @@ import logging
 import platform
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from drumline.engine.optimizer import freeze
 from drumline.engine.pending import Pending
 from drumline.engine.preflight import find_sizes
 from drumline.engine.profiling import Profile
+from drumline.engine.recorder import start_recorder
 from drumline.engine.resume import Place, bound_config, look, make_directory, resume, tell_changes
 from drumline.engine.run import Run
 from drumline.engine.strategies import make_strategy
@@ -38,14 +39,16 @@ from drumline.errors import ConfigError
 from drumline.hardware.inventory import detect
 from drumline.hardware.peaks import peak_flops
 from drumline.hardware.records import Hardware
+from drumline.launcher.gpus import doubts, own_hardware
 from drumline.launcher.world import World, accelerate_precision
 from drumline.models.flops import training_flops_per_unit
 from drumline.models.folder import keep_shape
 from drumline.parallel.averaging import Average
-from drumline.parallel.groups import bind_device, open_groups, started_world
+from drumline.parallel.groups import bind_devices, open_groups, own_positions, started_world
+from drumline.parallel.positions import positions_of
 from drumline.parallel.strategy import Learner, MakeAverage, Scheduler, Task
 from drumline.plan.record import Plan
-from drumline.rundir import LineWriter, RunDir, write_atomic, write_json
+from drumline.rundir import LineWriter, RunDir, read_json, write_atomic, write_json
 from drumline.track.console import describe
 from drumline.track.open import check_trackers, open_trackers
 from drumline.track.protocol import Tracker
@@ -76,13 +79,17 @@ class Parts:
 def start_run(parts: Parts) -> Run:
     """Decide, meet the other ranks, and put everything in place for the first window."""
     world = parts.world or started_world()
-    hardware = detect()
+    visible = detect()
+    hardware = own_hardware(parts.config.hardware, visible, world)
     config = with_launcher_precision(with_loader(parts.config, parts.train))
     plan = planned(parts, config, hardware, world)
+    tell_of_doubts(config, plan, hardware, world)
     tell_of_idle_gpus(config, plan, hardware, world)
     learners = make_learners(parts, config, plan)
-    device = bind_device(world, plan.device, config.hardware.memory_fraction, plan.num_shards // plan.world_size)
-    groups = open_groups(world, device, plan.backend, config.parallel.timeout_s)
+    positions = positions_of(plan.gpus, visible) if plan.device == "cuda" else None
+    devices = bind_devices(world, positions, plan.num_shards // plan.world_size, config.hardware.memory_fraction)
+    groups = open_groups(world, devices[0], plan.backend, config.parallel.timeout_s)
+    groups.devices = devices
     place, pulse = None, Pulse(groups, config.faults.hang_timeout_s)
     try:
         place = look(groups, config, parts.directory, default_name())
@@ -146,6 +153,7 @@ def assemble(
             run.event("loader", **feeds.notice)
         if balance.facts is not None:
             run.event("balance", **balance.facts)
+        run.recorder = start_recorder(run)
     except BaseException:
         release(run)
         raise
@@ -164,6 +172,14 @@ def begin(run: Run, parts: Parts, place: Place) -> None:
         load_initial(run, run.config.checkpoint.initial)
     if run.is_rank_zero:
         write_start(run, parts, place, step)
+
+
+def tell_of_doubts(config: RunConfig, plan: Plan, hardware: Hardware, world: World) -> None:
+    """Warn of this process's GPUs that are sick or taken, where no launcher of ours has looked at them."""
+    if plan.gpus:
+        mine = own_positions(world, range(len(plan.gpus)), plan.num_shards // plan.world_size)
+        for doubt in doubts(config.hardware, hardware, [plan.gpus[index] for index in mine]):
+            logger.warning("%s", doubt)
 
 
 def tell_of_idle_gpus(config: RunConfig, plan: Plan, hardware: Hardware, world: World) -> None:
@@ -219,7 +235,8 @@ def write_start(run: Run, parts: Parts, place: Place, step: int | None) -> None:
     if parts.directory is None:
         write_atomic(directory.config, dump_config(place.config))
         write_json(directory.env, environment(run))
-    write_json(directory.plan, run.plan.to_json())
+    plan = run.plan if parts.directory is None else with_choice(run.plan, directory)
+    write_json(directory.plan, plan.to_json())
     keep_shape(run.model, directory.model)
     if place.kept is not None:
         tell_changes(run, place.kept.changes)
@@ -229,6 +246,15 @@ def write_start(run: Run, parts: Parts, place: Place, step: int | None) -> None:
     run.trackers = open_trackers(run.config.track, directory, parts.trackers, run.event, step)
     for tracker in run.trackers:
         tracker.start(run.plan, run.plan.steps)
+
+
+def with_choice(plan: Plan, directory: RunDir) -> Plan:
+    """The plan with what the launcher said of its choice of GPUs: it alone has seen those that it left out."""
+    if not plan.gpus or not directory.plan.exists():
+        return plan
+    before = read_json(directory.plan)
+    why = before["reasons"].get("gpus") if tuple(before["gpus"]) == plan.gpus else None
+    return plan if why is None else replace(plan, reasons={**plan.reasons, "gpus": why})
 
 
 def environment(run: Run) -> dict[str, Any]:

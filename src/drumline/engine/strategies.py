@@ -23,7 +23,7 @@ def make_strategy(groups: Groups, config: RunConfig, plan: Plan) -> Strategy:
     noise = config.track.gradient_noise
     if plan.kind == "data_parallel":
         settings = settings_of(config, DataParallel)
-        return Replicated(groups.device, plan.num_shards, settings, compute, gradient_noise=noise)
+        return Replicated(groups.devices, settings, compute, gradient_noise=noise)
     if plan.kind == "ddp" and groups.train is not None:
         return Ddp(groups, settings_of(config, DdpParallel), compute, gradient_noise=noise)
     if plan.kind == "fsdp" and groups.train is not None:

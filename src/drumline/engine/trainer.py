@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import difflib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -35,8 +36,9 @@ from drumline.engine.process import (
 from drumline.engine.records import Result, StepInfo
 from drumline.engine.run import Run
 from drumline.engine.start import Parts, start_run
-from drumline.errors import ConfigError, DrumlineError, Interrupted
+from drumline.errors import ConfigError, DrumlineError, Interrupted, RestartNeeded
 from drumline.launcher.notices import Notice, noting
+from drumline.launcher.spec import MARK
 from drumline.launcher.world import World
 from drumline.parallel.strategy import Scheduler
 from drumline.rundir import RunDir
@@ -191,13 +193,15 @@ class Trainer:
             if run is not None:
                 self._callbacks.give_up()
             raise
+        if run.restarts and MARK in os.environ:
+            raise RestartNeeded(run.reason or "", "start it again: it goes on from its newest checkpoint")
         if run.interrupted:
             raise Interrupted(run.reason or "")
 
     def _begin(self, run: Run, notice: Notice) -> None:
         run.outside.begin(notice)
         self._parts.model.train()
-        run.reason, run.interrupted = run.finished, False
+        run.reason, run.interrupted, run.restarts = run.finished, False, False
         if run.is_rank_zero:
             run.directory.exit.unlink(missing_ok=True)  # it tells of a run that has ended
         run.stop_reason, self._stop_early = self._stop_early, None
@@ -302,7 +306,7 @@ class Trainer:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close; an error of the caller's own ends the run on all ranks, as one from inside does."""
         run = self._started
-        if run is None or error is None or isinstance(error, GeneratorExit | Interrupted):
+        if run is None or error is None or isinstance(error, GeneratorExit | Interrupted | RestartNeeded):
             self.close()
             return
         self._forget()

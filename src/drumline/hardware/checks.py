@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
+
+from drumline.hardware.check import Check as Check
+from drumline.hardware.gpu_checks import gpu_checks
 
 Facts = Mapping[str, Any]
 
@@ -24,20 +26,11 @@ _FAULT_FIXES = {
 }
 
 
-@dataclass(frozen=True)
-class Check:
-    """One verdict; `fix` says what to do where the status is not ok."""
-
-    name: str
-    status: Literal["ok", "warn", "fail"]
-    message: str
-    fix: str | None = None
-
-
 def checks(facts: Facts) -> list[Check]:
     """Pure: a verdict on each thing known to break or slow runs; one whose facts were not asked for is absent."""
     found = [
         _gpus(facts),
+        *gpu_checks(facts),
         _torch_version(facts),
         _torch_build(facts),
         _cuda(facts),

@@ -15,10 +15,11 @@ from typing import Any
 import psutil
 
 from drumline import __version__
+from drumline.hardware.gpu_facts import gpu_facts
 from drumline.hardware.host import container, cpu_cores, memory_bytes, open_files, space
-from drumline.hardware.inventory import visible_gpus
+from drumline.hardware.inventory import read_machine, visible_gpus
 from drumline.hardware.network import list_interfaces, nccl_interface
-from drumline.hardware.nvml import Reading, read_gpus
+from drumline.hardware.nvml import Reading
 from drumline.hardware.peaks import find_peak
 from drumline.hardware.torch_child import ask_torch
 
@@ -69,10 +70,10 @@ def environment_facts(
 ) -> dict[str, Any]:
     """What this machine and installation are, as JSON-ready values; what cannot be learned is None or an "error".
 
-    `deep` adds what takes seconds: "torch" (asked in a child process with a time limit) and "addresses" (what the
-    host's name resolves to). The rest stands in for the machine in tests.
+    `deep` adds what takes seconds: "torch" (asked in a child process with a time limit), "addresses" (what the host's
+    name resolves to) and `gpu_facts`. The rest stands in for the machine in tests.
     """
-    reading = read_gpus(nvml)
+    reading = read_machine(nvml)
     facts: dict[str, Any] = {
         "drumline": __version__,
         "python": {"version": platform.python_version(), "implementation": platform.python_implementation()},
@@ -103,6 +104,7 @@ def environment_facts(
     if deep:
         facts["addresses"] = resolve(socket.gethostname())
         facts["torch"] = torch_facts()
+        facts |= gpu_facts(nvml)
     return facts
 
 

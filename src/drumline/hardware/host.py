@@ -91,6 +91,17 @@ def container(root: Path = _ROOT, environ: Mapping[str, str] = os.environ) -> st
     return None
 
 
+def nvidia_devices(root: Path = _ROOT) -> bool:
+    """Whether the kernel, or a container engine, shows this process an NVIDIA GPU: no driver library is needed for it.
+
+    /dev/nvidia0 and so on; /dev/nvhost-gpu on boards whose GPU is a part of the chip. Windows' Linux has one device
+    file for GPUs of any maker, and NVIDIA's driver beside it.
+    """
+    if any(next((root / "dev").glob(name), None) is not None for name in ("nvidia[0-9]*", "nvhost-gpu")):
+        return True
+    return (root / "dev/dxg").exists() and (root / "usr/lib/wsl/lib/libcuda.so.1").exists()
+
+
 def _quotas(root: Path) -> Iterator[float]:
     """CPU quotas, in cores, of each control group above this process."""
     for folder, name in _levels(root, "cpu", "cpu.max", "cpu.cfs_quota_us"):

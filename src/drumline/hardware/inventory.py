@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drumline.errors import HardwareError
 from drumline.hardware.host import read_host
-from drumline.hardware.nvml import Device, Instance, Reading, read_gpus
-from drumline.hardware.records import Gpu, Hardware
+from drumline.hardware.nvml import NO_DRIVER, Device, Instance, Reading, Unavailable, load, read_gpus
+from drumline.hardware.records import Gpu, Hardware, Snapshot
+from drumline.hardware.sources import ask_others
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
+_OTHERS_LIMIT_S = 10.0
 
 
 def detect(environ: Mapping[str, str] = os.environ, nvml: Any = None) -> Hardware:
@@ -20,9 +23,37 @@ def detect(environ: Mapping[str, str] = os.environ, nvml: Any = None) -> Hardwar
 
     Starts no CUDA context and imports no torch. `nvml` stands in for pynvml in tests.
     """
-    reading = read_gpus(nvml)
-    gpus, source = visible_gpus(reading, environ)
+    gpus, source = visible_gpus(read_machine(nvml), environ)
     return Hardware(gpus, read_host(), source)
+
+
+def read_machine(nvml: Any = None) -> Reading:
+    """All GPUs of the machine by NVML, or by nvidia-smi or torch's child where it does not answer; see `source`.
+
+    A driver that hangs is not asked by another way. `nvml` stands in for pynvml in tests, and has no others beside it.
+    """
+    reading = read_gpus(nvml)
+    if nvml is not None or reading.fault is None:
+        return reading
+    if reading.fault.code is None and not isinstance(load(), Unavailable):
+        return reading  # NVML is there, and did not answer in time
+    empty = Snapshot(time.time(), reading.source, no_gpu=reading.fault.code in NO_DRIVER)
+    return reading_of(ask_others(empty, _OTHERS_LIMIT_S), reading.fault)
+
+
+def reading_of(snapshot: Snapshot, fault: Unavailable | None = None) -> Reading:
+    """Pure: GPUs of another source than NVML as NVML's reading has them; the fault stays where there are none."""
+    gpus = [sample.gpu for sample in snapshot.gpus]
+    whole = {gpu.uuid for gpu in gpus}
+    devices = []
+    for gpu in gpus:
+        if gpu.parent in whole:
+            continue
+        # Their numbers are only in names that drivers before R470 gave them.
+        parts = tuple(Instance(part, -1, -1) for part in gpus if part.parent == gpu.uuid)
+        devices.append(Device(gpu, parts or None))
+    found = bool(devices or snapshot.problems)
+    return Reading(tuple(devices), snapshot.source, problems=snapshot.problems, fault=None if found else fault)
 
 
 def visible_gpus(reading: Reading, environ: Mapping[str, str]) -> tuple[tuple[Gpu, ...], str]:
@@ -46,32 +77,47 @@ def visible_gpus(reading: Reading, environ: Mapping[str, str]) -> tuple[tuple[Gp
     return gpus, "; ".join([reading.source, *notes])
 
 
-def select(hardware: Hardware, gpus: Sequence[str] | None) -> tuple[Gpu, ...]:
-    """Pure: the visible GPUs that a recipe names, in its order; all of them for None.
+def named_gpus(
+    hardware: Hardware, gpus: Sequence[str] | None, exclude: Sequence[str] = (), count: int | None = None
+) -> tuple[Gpu, ...]:
+    """Pure: the visible GPUs that a recipe names, in its order; all for None; without excluded ones, at most `count`.
 
     Names are UUIDs, beginnings of UUIDs that fit one GPU, or indexes as nvidia-smi shows them (`Gpu.index`). Raises
-    HardwareError for a name that fits no visible GPU or several, and for a GPU named twice.
+    HardwareError for a name in `gpus` that fits no visible GPU, is excluded or comes twice, for one that fits several,
+    and for names and a count together. An excluded GPU need not be there: it may be hidden from this process.
     """
+    excluded = [gpu for name in exclude for gpu in matching(hardware.gpus, name, "hardware.exclude")]
     if gpus is None:
-        return hardware.gpus
+        return tuple(gpu for gpu in hardware.gpus if gpu not in excluded)[:count]
     if not gpus:
         raise HardwareError("hardware.gpus names no GPU", "name at least one GPU, or set hardware.device=cpu")
+    if count is not None:
+        what = f"hardware.gpus names {len(gpus)}, and hardware.count asks for {count}"
+        raise HardwareError(what, "say one of the two; hardware.exclude names those to leave alone")
     chosen: list[Gpu] = []
     for name in gpus:
         gpu = _named(hardware, name.strip())
         if gpu in chosen:
             raise HardwareError(f"hardware.gpus names GPU {gpu.index} ({gpu.uuid}) twice", "name each GPU once")
+        if gpu in excluded:
+            what = f"hardware.gpus names GPU {gpu.index} ({gpu.uuid}), and so does hardware.exclude"
+            raise HardwareError(what, "name it in one of the two")
         chosen.append(gpu)
     return tuple(chosen)
 
 
+def matching(gpus: Sequence[Gpu], name: str, setting: str) -> list[Gpu]:
+    """Pure: the GPU that a name fits, with its MIG instances, or none. HardwareError where it fits several GPUs."""
+    found = _fitting(gpus, name.strip())
+    if len(found) > 1 and not name.strip().isdecimal():
+        there = ", ".join(f"{gpu.index}: {gpu.uuid}" for gpu in found)
+        raise HardwareError(f"{name!r} in {setting} fits several GPUs", f"say more of the UUID: {there}")
+    parts = [gpu for gpu in gpus if gpu not in found and gpu.parent in {each.uuid for each in found}]
+    return [*found, *parts]
+
+
 def _named(hardware: Hardware, name: str) -> Gpu:
-    if name.isdecimal():
-        found = [gpu for gpu in hardware.gpus if gpu.index == int(name)]
-    else:
-        start = name.lower()
-        whole = len(start) > len("GPU-")
-        found = [gpu for gpu in hardware.gpus if whole and gpu.uuid.lower().startswith(start)]
+    found = _fitting(hardware.gpus, name)
     if len(found) == 1:
         return found[0]
     what = "fits several visible GPUs" if found else "is not a visible GPU"
@@ -80,6 +126,20 @@ def _named(hardware: Hardware, name: str) -> Gpu:
         f"{name!r} in hardware.gpus {what} ({hardware.gpu_source})",
         f"choose from what this process may use: {there}",
     )
+
+
+def _fitting(gpus: Sequence[Gpu], name: str) -> list[Gpu]:
+    """Those whose index a name is, or whose UUID it begins."""
+    if name.isdecimal():
+        return [gpu for gpu in gpus if gpu.index == int(name)]
+    start = name.lower()
+    return [gpu for gpu in gpus if len(start) > len("GPU-") and gpu.uuid.lower().startswith(start)]
+
+
+def order_is_known(hardware: Hardware, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether `hardware.gpus` stand in CUDA's order for sure: unlike GPUs may, by an estimate of their speed, not."""
+    alike = len({gpu.name for gpu in hardware.gpus}) < 2
+    return alike or environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or not _order_is_cudas(environ.get(_VARIABLE))
 
 
 def _order_is_cudas(text: str | None) -> bool:

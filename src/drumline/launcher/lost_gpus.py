@@ -1,13 +1,18 @@
-"""Which GPUs of a launch are lost: by what the ranks said, and by a new look at the machine."""
+"""Which GPUs of a launch are lost or sick: by what the ranks said, and by a new look at the machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from drumline.errors import RestartNeeded
 from drumline.hardware.nvml import Reading
-from drumline.launcher.failures import Failure
+from drumline.launcher.failures import FIX_MARK, Failure
 from drumline.launcher.spec import LaunchSpec
+
+if TYPE_CHECKING:
+    from drumline.hardware.health import Verdict
 
 SICK = {
     "uncorrectable ecc error encountered": "its memory had an uncorrectable error (cudaErrorECCUncorrectable)",
@@ -43,6 +48,35 @@ def lost_gpus(spec: LaunchSpec, failures: Iterable[Failure], reading: Reading) -
         if reason is not None:
             lost.setdefault(gpus[failure.rank], reason)
     return lost
+
+
+def sick_gpus(
+    spec: LaunchSpec,
+    failures: Iterable[Failure],
+    reading: Reading,
+    verdicts: Mapping[str, Verdict],
+    told: Mapping[str, str],
+) -> dict[str, str]:
+    """Pure: the GPUs of a launch whose health has turned to fail, by UUID, each with the reason.
+
+    By a new look (`verdicts`), by what the run's own recorder saw meanwhile (`told`, by UUID: what is an event leaves
+    no other trace), and by what a rank said that ended because of one. A MIG instance is as sick as its GPU.
+    """
+    parents = {each.gpu.uuid: device.gpu.uuid for device in reading.devices for each in device.instances or ()}
+    asked = [failure.message.partition(FIX_MARK)[0] for failure in failures if failure.code == RestartNeeded.code]
+    sick = {}
+    for uuid in spec.gpus or ():
+        for name in (uuid, parents.get(uuid, uuid)):
+            verdict = verdicts.get(name)
+            if verdict is not None and verdict.status == "fail":
+                sick[uuid] = f"sick: {verdict.reason}"
+            elif name in told:
+                sick[uuid] = told[name]
+            elif reasons := [text for text in asked if name in text]:
+                sick[uuid] = reasons[0]
+            if uuid in sick:
+                break
+    return sick
 
 
 def present(reading: Reading) -> frozenset[str]:

@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from drumline.config.schema import FaultsConfig
+from drumline.config.schema import RunConfig
 from drumline.errors import BackendError, GroupError, HangError, LoaderKilled, PeerFailed, RestartNeeded
-from drumline.hardware.nvml import Reading, read_gpus
+from drumline.hardware.health import Verdict, read_verdicts
+from drumline.hardware.inventory import read_machine
+from drumline.hardware.nvml import Reading
 from drumline.launcher.failures import FIX_MARK, Failure
-from drumline.launcher.lost_gpus import SICK, lost_gpus, on_gpus, present
+from drumline.launcher.lost_gpus import SICK, lost_gpus, on_gpus, present, sick_gpus
 from drumline.launcher.notices import handled
 from drumline.launcher.spec import LaunchSpec
 from drumline.launcher.start import INTERRUPTED, Result, start_workers
@@ -27,6 +29,8 @@ RECIPE_RESTARTS = 3
 """Of a recipe, unless faults.max_restarts says otherwise; a script or function, which may not resume, has none."""
 SAME_END = 3
 """Attempts that end at the same step with the same error before nothing else is expected of another one."""
+GPU_SICK = "gpu_sick"
+"""Event of the process that records a run's GPUs: `gpu` is the UUID of one whose health has turned to fail."""
 LOOK_S = 5.0
 """Between two looks for a GPU that is waited for."""
 _PAUSE_S = 0.25
@@ -57,12 +61,16 @@ class Policy:
     max_restarts: int
     restart_on: Literal["faults", "any"] = "faults"
     lost_gpu: Literal["leave_out", "wait"] = "leave_out"
+    leaves_out_sick: bool = True
+    """Whether a GPU whose health has turned to fail is left out."""
 
     @classmethod
-    def of(cls, faults: FaultsConfig, unless_said: int) -> Policy:
+    def of(cls, config: RunConfig, unless_said: int) -> Policy:
         """As the config says; `unless_said` restarts where it leaves the number open."""
+        faults = config.faults
         number = unless_said if faults.max_restarts is None else faults.max_restarts
-        return cls(number, faults.restart_on, faults.lost_gpu)
+        leaves_out = faults.sick_gpu != "ignore" and config.hardware.sick == "leave_out"
+        return cls(number, faults.restart_on, faults.lost_gpu, leaves_out)
 
 
 @dataclass(frozen=True)
@@ -136,20 +144,22 @@ def run_with_restarts(
     policy: Policy,
     *,
     start: Callable[[LaunchSpec], Result] = start_workers,
-    look: Callable[[], Reading] = read_gpus,
+    look: Callable[[], Reading] = read_machine,
+    judge: Callable[[], Mapping[str, Verdict]] = read_verdicts,
     pause: Callable[[float], None] = time.sleep,
 ) -> Result:
     """Start the workers, and start them again as `decide` says; returns how the last attempt ended.
 
     Each restart is one `restart` line in the run directory's events.jsonl (attempt, reason, step, GPUs left out) and
-    one warning; what is started reads the newest checkpoint itself. `start`, `look` and `pause` stand in for the
-    machine in tests.
+    one warning; what is started reads the newest checkpoint itself. `start`, `look`, `judge` and `pause` stand in for
+    the machine in tests.
     """
     spec, earlier = spec_of_attempt(None), list[Attempt]()
     # Signals that come while no workers run would end this process between two attempts.
     asked: list[signal.Signals] = []
     with handled(spec.stop_signals, lambda number, frame: asked.append(signal.Signals(number))):
         while not asked:
+            began = round(time.time(), 3)  # as lines are stamped
             result = start(spec)
             if result.leftovers:
                 pids = ", ".join(map(str, result.leftovers))
@@ -161,13 +171,14 @@ def run_with_restarts(
             if isinstance(decision, Stop):
                 return _given_up(spec, result, decision)
             earlier.append(last)
-            lost = lost_gpus(spec, [last.failure, *_recorded(spec)], look()) if spec.gpus else {}
+            lost, sick = _lost_and_sick(spec, policy, last.failure, began, look, judge) if spec.gpus else ({}, {})
             if lost and policy.lost_gpu == "wait":
                 _tell(spec, "waiting_for_gpu", f"waiting for {_listed(lost)}", gpus=lost)
                 _wait_for(spec, look, pause, asked)
                 if asked:
                     break
                 lost = {}
+            lost |= sick
             if lost:
                 left = tuple(uuid for uuid in spec.gpus or () if uuid not in lost)
                 if not left:
@@ -175,6 +186,31 @@ def run_with_restarts(
                 spec = spec_of_attempt(left)
             _tell_restart(spec, earlier, decision, lost)
     return Result(INTERRUPTED, None, asked[0])
+
+
+def _lost_and_sick(
+    spec: LaunchSpec,
+    policy: Policy,
+    failure: Failure,
+    began: float,
+    look: Callable[[], Reading],
+    judge: Callable[[], Mapping[str, Verdict]],
+) -> tuple[dict[str, str], dict[str, str]]:
+    """GPUs that can only be waited for, and others that are left out whatever the policy says of lost ones."""
+    failures, reading = [failure, *_recorded(spec)], look()
+    lost = lost_gpus(spec, failures, reading)
+    if not policy.leaves_out_sick:
+        return lost, {}
+    # Of this attempt alone: what was told before has been left out.
+    told = {
+        str(line["gpu"]): f"sick: {line['message']}"
+        for line in read_lines(spec.run.events)
+        if line.get("event") == GPU_SICK and line["time"] >= began
+    }
+    sick = sick_gpus(spec, failures, reading, judge(), told)
+    if reading.fault is None:  # one that is gone may come back
+        sick = {uuid: why for uuid, why in sick.items() if uuid.lower() in present(reading)}
+    return {uuid: why for uuid, why in lost.items() if uuid not in sick}, sick
 
 
 def _tell_restart(spec: LaunchSpec, earlier: Sequence[Attempt], decision: Restart, lost: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from drumline.errors import HardwareError, RunDirExists
 from drumline.hardware.host import cpu_cores
-from drumline.hardware.inventory import select
+from drumline.hardware.inventory import named_gpus
 from drumline.hardware.records import Hardware
 from drumline.launcher.failures import Failure, earliest, failure_of_exit, first_failure
 from drumline.launcher.notices import Notice, handled
@@ -48,13 +48,13 @@ class Workers:
 
 
 def choose_workers(config: HardwareConfig, hardware: Hardware) -> Workers:
-    """Pure: one worker a visible (or named) GPU; without GPU num_processes, one unless said.
+    """Pure: one worker a GPU that `config` takes of these; without GPU num_processes, one unless said.
 
     Raises HardwareError where no GPU is there though device is cuda.
     """
     if config.device == "cpu":
         return Workers(config.num_processes or 1, ())
-    gpus = tuple(gpu.uuid for gpu in select(hardware, config.gpus))
+    gpus = tuple(gpu.uuid for gpu in named_gpus(hardware, config.gpus, config.exclude, config.count))
     if not gpus:
         if config.device == "cuda":
             raise HardwareError(

@@ -17,7 +17,7 @@ from drumline.parallel.batch_norm import has_batch_norm
 from drumline.parallel.compute import Compute
 from drumline.parallel.flat import Reduction, check_nccl
 from drumline.parallel.objective import add
-from drumline.parallel.replicas import Replica, copy_to, follow, named, send, shard_devices, twins
+from drumline.parallel.replicas import Replica, copy_to, follow, named, send, twins
 from drumline.parallel.shapes import Shapes
 from drumline.parallel.shard_streams import ShardStreams
 from drumline.parallel.strategy import (
@@ -48,14 +48,14 @@ class Replicated(TrialsInTurn, OverReplicas):
 
     def __init__(
         self,
-        device: torch.device,
-        num_replicas: int,
+        devices: Sequence[torch.device],
         settings: DataParallel,
         compute: Compute,
         *,
         gradient_noise: bool = False,
     ) -> None:
-        self._devices = shard_devices(device, num_replicas)
+        """devices: one a replica."""
+        self._devices = list(devices)
         self._compiles = compute.compile != "none"
         self._settings = settings
         self._replicas = [

@@ -7,14 +7,14 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
-from drumline.errors import BackendError, GroupError
+from drumline.errors import BackendError, GroupError, HardwareError
 from drumline.launcher.world import World, detect_world
 from drumline.parallel.side_channel import Alone, SideChannel, StoreChannel, twin_of
 
@@ -60,12 +60,15 @@ class Groups:
     """For them too, over gloo; see `open_writers`."""
     store: dist.Store | None = None
     """Where the ranks have met, with keys of this meeting only; None where there is one rank."""
+    devices: tuple[torch.device, ...] = ()
+    """One a shard of this process, `device` first."""
     watch: Watch | None = None
     """Takes down the training group when a rank asks to recover, on GPUs only: on the CPU the group falls with the
     sockets of the rank that failed, and no thread could free one that is stuck in it."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
+        self.devices = self.devices or (self.device,)
 
     def own_store(self, prefix: str) -> dist.Store:
         """That store with keys of one's own, on a connection of one's own: others may be in a request that waits."""
@@ -201,19 +204,38 @@ class Watch(threading.Thread):
             self.join()
 
 
-def bind_device(world: World, device_type: str, memory_fraction: float = 1.0, num_gpus: int = 1) -> torch.device:
-    """Take this process's device, before anything else can touch a GPU (every rank on GPU 0: pytorch #23138).
+def bind_devices(
+    world: World, positions: Sequence[int] | None, num_shards: int = 1, memory_fraction: float = 1.0
+) -> tuple[torch.device, ...]:
+    """Take this process's devices, one a shard, before anything else can touch a GPU (pytorch #23138: all on GPU 0).
 
-    num_gpus: it and those after it may each be filled up to `memory_fraction`.
+    positions: of the GPUs that this machine's processes use, in the numbering of those that CUDA shows; None: the run
+    is on the CPU. The first device becomes the current one. Raises HardwareError where CUDA shows fewer GPUs.
     """
-    if device_type == "cpu":
-        return torch.device("cpu")
-    device = torch.device("cuda", world.local_rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
+    if positions is None:
+        return (torch.device("cpu"),) * num_shards
+    indexes = own_positions(world, positions, num_shards)
+    there = torch.cuda.device_count()
+    if max(indexes) >= there:
+        raise HardwareError(
+            f"this process is to use GPU {max(indexes)} of those that CUDA shows, and it shows {there}",
+            "look at CUDA_VISIBLE_DEVICES; drumline doctor shows what torch sees",
+        )
+    torch.cuda.set_device(indexes[0])
     if memory_fraction < 1:
-        for index in range(device.index, device.index + num_gpus):
+        for index in indexes:
             torch.cuda.set_per_process_memory_fraction(memory_fraction, index)
-    return device
+    return tuple(torch.device("cuda", index) for index in indexes)
+
+
+def own_positions(world: World, positions: Sequence[int], num_shards: int) -> tuple[int, ...]:
+    """Pure: which of the machine's positions are this process's: all that its shards need, or the one of its place.
+
+    Under SLURM's --gpus-per-task each process sees one GPU, its own, whatever its place.
+    """
+    if num_shards > 1:
+        return tuple(positions[:num_shards])
+    return (positions[world.local_rank % len(positions)],)
 
 
 def started_world() -> World:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.cuda import comm
 
-from drumline.errors import ConfigError, DrumlineError, HardwareError
+from drumline.errors import ConfigError, DrumlineError
 from drumline.parallel.compute import Compute
 from drumline.parallel.flat import FlatGradients, Reduction
 from drumline.parallel.single import Part, Single
@@ -22,22 +22,6 @@ from drumline.parallel.strategy import Learner, Loss, MakeOptimizer, MicroBatch,
 MIB = 2**20
 SENT_BYTES = 250 * MIB
 """Most bytes of weights on their way to the other replicas at once: each has room for them beside its own."""
-
-
-def shard_devices(first: torch.device, num_shards: int) -> list[torch.device]:
-    """The device of each of a process's shards: this GPU and those after it, or the CPU for all.
-
-    Raises HardwareError where there are not so many.
-    """
-    if first.type != "cuda":
-        return [first] * num_shards
-    start = first.index or 0
-    if start + num_shards > torch.cuda.device_count():
-        raise HardwareError(
-            f"{num_shards} replicas need as many GPUs, and this process sees {torch.cuda.device_count()}",
-            "look at CUDA_VISIBLE_DEVICES, or use fewer GPUs (hardware.gpus)",
-        )
-    return [torch.device("cuda", start + i) for i in range(num_shards)]
 
 
 def copy_to(model: nn.Module, devices: Sequence[torch.device]) -> list[nn.Module]:

@@ -9,7 +9,7 @@ from drumline.config.parallel import DataParallel
 from drumline.config.problem import Problem
 from drumline.config.schema import HardwareConfig, RunConfig
 from drumline.errors import HardwareError
-from drumline.hardware.inventory import select
+from drumline.hardware.inventory import named_gpus
 from drumline.hardware.records import Gpu, Hardware
 
 
@@ -58,7 +58,7 @@ def choose_devices(config: RunConfig, hardware: Hardware, world: StartedWorld | 
     each = "a replica each" if replicated else "one a process"
     reasons = {
         "device": why_device,
-        "gpus": f"{names}: {each}, by UUID" if used else "the CPU needs none",
+        "gpus": f"{names}: {each}, by UUID{_left_out(hardware)}" if used else "the CPU needs none",
         "world_size": why_size + ("" if replicated else _idle_gpus(hardware, used, world)),
         "num_shards": why_shards,
     }
@@ -84,9 +84,15 @@ def _gpus(asked: HardwareConfig, hardware: Hardware, device: str) -> tuple[tuple
     if asked.device == "cpu" and asked.gpus is not None:
         return (), [_problem("gpus", "names GPUs, and hardware.device asks for cpu", "leave one of the two out")]
     try:
-        return select(hardware, asked.gpus) if device == "cuda" or asked.gpus is not None else (), []
+        if device == "cuda" or asked.gpus is not None:
+            return named_gpus(hardware, asked.gpus, asked.exclude, asked.count), []
     except HardwareError as error:
         return (), [Problem(None, (), error.problem, error.fix)]
+    return (), []
+
+
+def _left_out(hardware: Hardware) -> str:
+    return f"; left out: {'; '.join(hardware.left_out)}" if hardware.left_out else ""
 
 
 def _number_problems(gpus: tuple[Gpu, ...], world: StartedWorld | None) -> list[Problem]:

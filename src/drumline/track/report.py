@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from drumline.rundir import RunDir, read_json, read_lines, write_atomic
+from drumline.track.gpu_records import labels_of, spent_by
 from drumline.track.profile_page import SUMMARY
 from drumline.track.protocol import RECORD_KEYS
 from drumline.track.units import as_finite, as_float, highest
@@ -42,6 +43,8 @@ class RunRecords:
     notes: list[str] = field(default_factory=list)
     profile: Record = field(default_factory=dict)
     """What train.profile saw; empty without it."""
+    gpus: list[Record] = field(default_factory=list)
+    """What was recorded of the GPUs of all machines."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,11 @@ class Summary:
     """Median over the log lines."""
     memory_bytes: float | None
     """Highest over log lines and ranks: of a GPU's tensors, or of a process on CPU."""
+    energy_j: float | None = None
+    """Of the run's GPUs over all attempts, as are the next two; None where nothing was recorded."""
+    gpu_s: float | None = None
+    cost: float | None = None
+    """By monitor.price_per_kwh and monitor.price_per_gpu_hour; None where neither is set."""
 
 
 def read_run(run: Path) -> RunRecords:
@@ -87,9 +95,12 @@ def read_run(run: Path) -> RunRecords:
         end=_document(paths.exit, notes),
         train=[record for record in metrics if record.get("kind") == "train"],
         evals=[record for record in metrics if record.get("kind") == "eval"],
-        events=_lines(paths.events, notes),
+        events=_events(paths, notes),
         notes=notes,
         profile=_document(paths.profile / SUMMARY, notes),
+        gpus=[
+            record for record in (*metrics, *_of_other_machines(paths, "gpus", notes)) if record.get("kind") == "gpu"
+        ],
     )
 
 
@@ -103,6 +114,7 @@ def summarise(records: RunRecords) -> Summary:
     units = [str(record["unit"]) for record in records.train if record.get("unit")]
     memory = (highest(record.get(key)) for record in records.train for key in MEMORY)
     steps = [_whole(records.end.get("steps")), *(_whole(record.get("step")) for record in measured)]
+    spent = spent_by(records.gpus)
     return Summary(
         status=str(records.end.get("reason", "no end on record: it is still running, or was killed")),
         exit_status=exit_status if isinstance(exit_status, int) else None,
@@ -119,6 +131,9 @@ def summarise(records: RunRecords) -> Summary:
         unit=units[0] if units and speed == "units_per_s" else "samples",
         mfu=_median(_finite(records.train, "mfu")),
         memory_bytes=max((value for value in memory if value is not None), default=None),
+        energy_j=None if spent is None else spent.energy_j,
+        gpu_s=None if spent is None else spent.gpu_s,
+        cost=None if spent is None else spent.cost or None,
     )
 
 
@@ -127,13 +142,16 @@ def write_report(run: Path, out: Path | None = None) -> Path:
 
     The page is whole in itself: it loads nothing. Raises MissingExtra without matplotlib.
     """
+    from drumline.track.gpu_plots import draw_gpus
     from drumline.track.plots import draw_plots
     from drumline.track.report_page import render_page
 
     records = read_run(run)
     plots = draw_plots(records.train, records.evals, str(records.plan.get("device", "unknown")))
-    page = render_page(records, summarise(records), [plot.svg for plot in plots])
-    return write_page(out if out is not None else run / "report", page, plots)
+    gpus = draw_gpus(records.train, records.gpus, labels_of(records.gpus, records.env))
+    svgs = ([plot.svg for plot in each] for each in (plots, gpus))
+    page = render_page(records, summarise(records), *svgs)
+    return write_page(out if out is not None else run / "report", page, [*plots, *gpus])
 
 
 def write_page(folder: Path, page: str, plots: Sequence[Plot]) -> Path:
@@ -166,6 +184,16 @@ def _lines(path: Path, notes: list[str]) -> list[Record]:
     except ValueError as error:
         notes.append(f"{path.name} is broken after {len(records)} records, the rest is not shown: {error}")
     return records
+
+
+def _events(paths: RunDir, notes: list[str]) -> list[Record]:
+    """Of all machines, in the order of time where there are several."""
+    own, others = _lines(paths.events, notes), _of_other_machines(paths, "events", notes)
+    return sorted((*own, *others), key=lambda event: as_finite(event.get("time")) or 0.0) if others else own
+
+
+def _of_other_machines(paths: RunDir, what: str, notes: list[str]) -> list[Record]:
+    return [record for path in sorted(paths.logs.glob(f"{what}_*.jsonl")) for record in _lines(path, notes)]
 
 
 def _settings(config: str, notes: list[str]) -> Record:

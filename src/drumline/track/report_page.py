@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
+from drumline.track.gpu_page import alert_sections, energy, gpu_sections
 from drumline.track.page import Row, document, escape, figures, section, table, tile
 from drumline.track.profile_page import profile_sections, verdict_of
 from drumline.track.report import Record, RunRecords, Summary
@@ -20,11 +21,11 @@ MAX_RANKS = 16
 """Values of a list by rank that are written out; of more, lowest and highest."""
 
 
-def render_page(records: RunRecords, summary: Summary, svgs: Sequence[str]) -> str:
-    """The whole page as text."""
+def render_page(records: RunRecords, summary: Summary, svgs: Sequence[str], gpu_svgs: Sequence[str] = ()) -> str:
+    """The whole page as text; gpu_svgs: plots of the GPUs, which have a place of their own."""
     start = _first_time(records)
     noted = [(("", "report", "", note), "warn") for note in records.notes]
-    events = [_event_row(event, start) for event in records.events]
+    events = [_event_row(event, start) for event in records.events if event.get("event") != "alert"]
     last = records.train[-1] if records.train else {}
     facts = [((key, as_text(value)), "") for key, value in leaves(records.env)]
     parts = [
@@ -34,6 +35,9 @@ def render_page(records: RunRecords, summary: Summary, svgs: Sequence[str]) -> s
         section("Evaluations", _evaluations(records.evals, summary.best_eval_step)),
         section("Last log line", table(("", "value"), _values(last), keys=1)),
         *_profile(records.profile),
+        figures(gpu_svgs) if gpu_svgs else "",
+        *gpu_sections(records.gpus, records.env),
+        *alert_sections(records.events, start),
         section("Plan", table(("", "value", "why"), _plan_rows(records.plan), keys=1)),
         section("Warnings and events", table(("time", "event", "rank", "message"), noted + events, keys=2)),
         section("Environment", table(("", "value"), facts, keys=1)),
@@ -68,6 +72,11 @@ def headlines(summary: Summary) -> Iterator[tuple[str, str, str]]:
         yield "MFU", f"{100 * summary.mfu:.1f}%", "median"
     if summary.memory_bytes is not None:
         yield "memory", size(summary.memory_bytes), "highest of all ranks"
+    if summary.energy_j is not None and summary.gpu_s is not None:
+        yield "GPU energy", energy(summary.energy_j), ""
+        yield "GPU hours", f"{summary.gpu_s / 3600:,.2f}", ""
+    if summary.cost is not None:
+        yield "cost", f"{summary.cost:,.2f}", ""
 
 
 def _tiles(summary: Summary) -> Iterator[str]:
@@ -132,7 +141,7 @@ def _event_row(event: Record, start: float | None) -> Row:
     time = as_float(event.get("time"))
     since = "" if time is None or start is None else f"+{duration(time - start)}"
     name = str(event.get("event", ""))
-    warn = "warn" if name in {"warning", "skipped", "failed", "tracker_failed"} else ""
+    warn = "warn" if name in {"warning", "skipped", "failed", "tracker_failed", "xid", "gpu_sick"} else ""
     return (since, name, as_text(event.get("rank", "")), "; ".join([message, *rest] if message else rest)), warn
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,25 +13,22 @@ from drumline.cli.train import without_lost
 from drumline.config.kept import read_kept
 from drumline.config.load import load_config
 from drumline.config.schema import RunConfig
-from drumline.hardware import inventory
-from drumline.hardware.nvml import read_gpus
-from drumline.hardware.records import Hardware, Host
+from drumline.errors import HardwareError
+from drumline.hardware import claims
+from drumline.hardware.claims import Claims
 from drumline.launcher.spec import LaunchSpec
 from drumline.manifest import MANIFEST, Manifest
 from drumline.rundir import RunDir, read_json, write_json
-from tests.unit.hardware.simulated_nvml import SimulatedGpu, SimulatedNvml
+from tests.simulated_nvml import SimulatedGpu, SimulatedNvml, SimulatedProcess
 
 
 @pytest.fixture
-def simulated(monkeypatch: pytest.MonkeyPatch) -> SimulatedNvml:
-    """A machine with three simulated GPUs."""
+def simulated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimulatedNvml:
+    """A machine with three simulated GPUs, of which nobody has claimed any."""
     nvml = SimulatedNvml([SimulatedGpu(f"GPU-{letter}") for letter in "abc"])
-
-    def look() -> Hardware:
-        gpus, source = inventory.visible_gpus(read_gpus(nvml), {})
-        return Hardware(gpus, Host(8, 1 << 35, "box"), source)
-
-    monkeypatch.setattr(inventory, "detect", look)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(claims, "FOLDER", tmp_path / "claims")
     return nvml
 
 
@@ -58,3 +56,35 @@ def test_the_global_batch_stays_when_a_gpu_is_left_out(
     found = read_kept(run, config)
     assert [change.name for change in found.changes] == ["hardware.gpus"]
     assert found.global_batch == 12
+
+
+def test_the_plan_of_a_run_claims_its_gpus_and_tells_of_the_others(simulated: SimulatedNvml) -> None:
+    config = RunConfig.model_validate({"train": {"global_batch": 4, "max_steps": 1}, "parallel": {"kind": "ddp"}})
+    simulated.gpus[2].processes.append(SimulatedProcess(999_999))
+    with Claims("runs/a") as mine, Claims("runs/b") as others:
+        plan = plan_run(config, counts=False, claims=mine)
+        assert (plan.world_size, plan.gpus, mine.held) == (2, ("GPU-a", "GPU-b"), ("GPU-a", "GPU-b"))
+        assert "; left out: GPU 2 (GPU-c): taken: process 999999" in plan.reasons["gpus"]
+        simulated.gpus[2].processes.clear()
+        # Only planned: it is told what a run would get now, and takes nothing.
+        assert plan_run(config, counts=False).gpus == ("GPU-c",)
+        assert plan_run(config, counts=False, claims=others).gpus == ("GPU-c",)
+        with pytest.raises(HardwareError, match=r"none of 3 can be used: GPU 0 .* for runs/a; .* for runs/b"):
+            plan_run(config, counts=False)
+
+
+def test_a_restart_does_not_choose_anew(simulated: SimulatedNvml, tmp_path: Path) -> None:
+    section = {"count": 3}
+    config = RunConfig.model_validate(
+        {"train": {"global_batch": 4, "max_steps": 1}, "parallel": {"kind": "ddp"}, "hardware": section}
+    )
+    with Claims("runs/a") as mine:
+        plan = plan_run(config, counts=False, claims=mine)
+        run = RunDir.create(tmp_path / "run")
+        spec = LaunchSpec(run.path, 3, "module", "drumline.worker", (str(run.path),), plan.gpus)
+        simulated.gpus[0].processes.append(SimulatedProcess(999_999))  # a worker of ours, not dead yet
+        simulated.calls.clear()
+        left = without_lost(spec, config, plan, ("GPU-a", "GPU-c"))
+    assert (left.num_workers, left.gpus) == (2, ("GPU-a", "GPU-c"))
+    assert not simulated.calls["nvmlDeviceGetComputeRunningProcesses"]
+    assert load_config(run.config).hardware.count is None

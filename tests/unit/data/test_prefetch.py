@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pack_sequence
 
 from drumline.data.loader import LoaderOptions, RowLoader
 from drumline.data.order import Cut
-from drumline.data.prefetch import is_plain, on_device
+from drumline.data.prefetch import is_plain, on_devices
 from drumline.data.source import as_source
 from drumline.data.windows import RowFeed, Window
 from tests.unit.data.counting import CountUnits, Rows
@@ -26,7 +26,7 @@ class Moves:
 def test_on_the_cpu_a_feed_stays_what_it_is() -> None:
     loader = RowLoader(as_source(Rows([1])), CountUnits(), LoaderOptions())
     feed = RowFeed(loader, Cut(1, 1, 0, 1), 0, shuffle=False, needs_count=False)
-    assert on_device(feed, torch.device("cpu")) is feed
+    assert on_devices(feed, [torch.device("cpu")]) is feed
     (window,) = feed.epoch(0, 0)
     window.ready()
 

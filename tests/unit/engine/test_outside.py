@@ -8,6 +8,7 @@ import pytest
 
 from drumline.engine.outside import LOOK_S, MARGIN_S, Outside, limits, taken
 from drumline.launcher.notices import Notice
+from drumline.rundir import write_json
 
 
 class Clock:
@@ -66,6 +67,25 @@ def test_a_request_that_cannot_be_removed_is_heeded(tmp_path: Path, caplog: pyte
     request.mkdir()  # stands in for a directory that may not be written: root may write everywhere
     assert taken(request)
     assert "cannot be removed" in caplog.text
+
+
+def test_a_restart_is_asked_for_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    outside = Outside(requests=tmp_path, clock=clock)
+    assert outside.wants_restart() is None
+    write_json(tmp_path / "restart", {"reason": "GPU GPU-1 has turned sick: XID 94"})
+    clock.now += LOOK_S
+    assert outside.wants_restart() == outside.wants_restart() == "GPU GPU-1 has turned sick: XID 94"
+    assert outside.look() is None  # it is no stop
+    assert list(tmp_path.iterdir()) == [] and len(caplog.records) == 1
+    outside.begin(Notice())
+    assert outside.wants_restart() is None
+
+
+@pytest.mark.parametrize("content", ["", "no json", "[]", '{"why": 1}'])
+def test_a_restart_may_be_asked_for_without_a_word(tmp_path: Path, content: str) -> None:
+    (tmp_path / "restart").write_text(content)
+    assert Outside(requests=tmp_path).wants_restart() == "asked to start again by a request file"
 
 
 def test_time_runs_out() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from drumline.hardware import doctor
 from drumline.hardware.doctor import SLURM_VARIABLES, VARIABLES, allowed, environment_facts
-from tests.unit.hardware.simulated_nvml import (
+from tests.simulated_nvml import (
     DRIVER_NOT_LOADED,
     GPU_IS_LOST,
     SimulatedGpu,

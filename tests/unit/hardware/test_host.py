@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from drumline.hardware.host import container, cpu_cores, memory_bytes, num_open_files, open_files, read_host, space
+from drumline.hardware.host import (
+    container,
+    cpu_cores,
+    memory_bytes,
+    num_open_files,
+    nvidia_devices,
+    open_files,
+    read_host,
+    space,
+)
 
 GIB = 1 << 30
 V2 = "30 23 0:26 {mounted} /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -153,3 +162,23 @@ def test_containers_by_their_marks(tmp_path: Path) -> None:
     assert container(tmp_path, {}) == "podman"
     assert container(tmp_path, {"APPTAINER_CONTAINER": "/x.sif"}) == "apptainer"
     assert container(tmp_path, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}) == "kubernetes"
+
+
+@pytest.mark.parametrize(
+    ("files", "there"),
+    [
+        (["dev/nvidia0"], True),
+        (["dev/nvidia12", "dev/nvidiactl"], True),
+        (["dev/nvhost-gpu"], True),
+        (["dev/nvidiactl", "dev/nvidia-uvm"], False),
+        (["dev/dxg"], False),
+        (["dev/dxg", "usr/lib/wsl/lib/libcuda.so.1"], True),
+        ([], False),
+    ],
+)
+def test_device_files_of_gpus(tmp_path: Path, files: list[str], there: bool) -> None:
+    tree(tmp_path, "", "", {})
+    for name in files:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert nvidia_devices(tmp_path) is there

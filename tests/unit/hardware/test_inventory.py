@@ -5,10 +5,10 @@ import os
 import pytest
 
 from drumline.errors import HardwareError
-from drumline.hardware.inventory import detect, select, visible_gpus
-from drumline.hardware.nvml import read_gpus
-from drumline.hardware.records import Hardware
-from tests.unit.hardware.simulated_nvml import (
+from drumline.hardware.inventory import detect, matching, named_gpus, reading_of, visible_gpus
+from drumline.hardware.nvml import Unavailable, read_gpus
+from drumline.hardware.records import Gpu, GpuSample, Hardware, Snapshot
+from tests.simulated_nvml import (
     DRIVER_NOT_LOADED,
     GPU_IS_LOST,
     SimulatedGpu,
@@ -188,8 +188,8 @@ def machine(text: str | None = None) -> Hardware:
         (["GPU-8A", " GPU-0b7e "], [B, C]),
     ],
 )
-def test_select_takes_indexes_and_uuids_in_the_recipes_order(names: list[str] | None, expected: list[str]) -> None:
-    assert [gpu.uuid for gpu in select(machine(), names)] == expected
+def test_names_are_indexes_and_uuids_in_the_recipes_order(names: list[str] | None, expected: list[str]) -> None:
+    assert [gpu.uuid for gpu in named_gpus(machine(), names)] == expected
 
 
 @pytest.mark.parametrize(
@@ -205,15 +205,60 @@ def test_select_takes_indexes_and_uuids_in_the_recipes_order(names: list[str] | 
         ([], "names no GPU"),
     ],
 )
-def test_select_refuses_what_is_not_there(names: list[str], words: str) -> None:
+def test_names_of_what_is_not_there_are_refused(names: list[str], words: str) -> None:
     with pytest.raises(HardwareError) as raised:
-        select(machine(), names)
+        named_gpus(machine(), names)
     assert words in raised.value.problem
 
 
 def test_a_refusal_names_what_exists_and_why_the_rest_is_hidden() -> None:
     with pytest.raises(HardwareError) as raised:
-        select(machine("1"), ["0"])
+        named_gpus(machine("1"), ["0"])
     assert f"1: {B} (NVIDIA H100 80GB HBM3)" in raised.value.fix
     assert A not in raised.value.fix
     assert "1 of 3 GPUs by CUDA_VISIBLE_DEVICES" in raised.value.problem
+
+
+def test_excluded_gpus_are_left_alone_and_need_not_be_there() -> None:
+    assert [gpu.uuid for gpu in named_gpus(machine(), None, ["1", "GPU-ffff", "7"])] == [A, C]
+    assert [gpu.uuid for gpu in named_gpus(machine(), None, [B], 1)] == [A]
+    with pytest.raises(HardwareError, match=r"names 2, and hardware.count asks for 1"):
+        named_gpus(machine(), ["2", "0"], [], 1)
+    with pytest.raises(HardwareError, match=r"and so does hardware.exclude"):
+        named_gpus(machine(), ["1"], [B])
+    with pytest.raises(HardwareError, match=r"'GPU-8' in hardware.exclude fits several GPUs"):
+        named_gpus(machine(), None, ["GPU-8"])
+
+
+def test_a_whole_gpu_stands_for_its_instances() -> None:
+    gpus = [Gpu(A, "whole", 0, None, None), *(Gpu(f"MIG-{n}-x", "part", 0, None, None, parent=A) for n in "12")]
+    assert matching(gpus, A, "x") == gpus
+    assert matching(gpus, "0", "x") == gpus
+    assert matching(gpus, "MIG-2", "x") == gpus[2:]
+
+
+def other_source(*gpus: Gpu, problems: tuple[str, ...] = ()) -> Snapshot:
+    return Snapshot(0.0, "nvidia-smi 580 (no NVML)", tuple(GpuSample(gpu, 0.0) for gpu in gpus), problems)
+
+
+def test_gpus_of_another_source_are_shown_as_cuda_shows_them() -> None:
+    """With MIG on, and one GPU that this source has left out."""
+    whole, other = Gpu(A, "NVIDIA A100-SXM4-40GB", 0, 1, None), Gpu(B, "NVIDIA A100-SXM4-40GB", 1, 1, None)
+    part = Gpu("MIG-1", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", 0, 1, None, parent=A)
+    reading = reading_of(other_source(whole, part, other, problems=("GPU 2 left out: lost",)), Unavailable("no NVML"))
+    assert reading.fault is None
+    for text, uuids in ((None, ["MIG-1"]), ("1", [B]), ("MIG-1", ["MIG-1"]), (B, [B])):
+        gpus, source = visible_gpus(reading, {} if text is None else {"CUDA_VISIBLE_DEVICES": text})
+        assert [gpu.uuid for gpu in gpus] == uuids
+        assert source.startswith("nvidia-smi 580 (no NVML); GPU 2 left out: lost")
+
+
+def test_an_instance_whose_gpu_a_source_does_not_know_is_a_gpu_to_it() -> None:
+    part = Gpu("MIG-1", "NVIDIA A100-SXM4-40GB MIG 1g.5gb", 0, 1, None, parent=A)
+    assert [device.gpu for device in reading_of(other_source(part)).devices] == [part]
+
+
+def test_the_fault_stays_where_no_source_has_gpus() -> None:
+    fault = Unavailable("no NVIDIA driver is loaded", DRIVER_NOT_LOADED)
+    reading = reading_of(other_source(), fault)
+    assert (reading.devices, reading.fault) == ((), fault)

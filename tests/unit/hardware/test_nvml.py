@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import sys
+import threading
 
+import pynvml
 import pytest
 
-from drumline.hardware.nvml import Unavailable, ask, read_gpus
-from tests.unit.hardware.simulated_nvml import (
+from drumline.hardware.nvml import Unavailable, ask, pci_address, read_gpus
+from tests.simulated_nvml import (
     DRIVER_NOT_LOADED,
     FUNCTION_NOT_FOUND,
     GPU_IS_LOST,
@@ -128,3 +130,48 @@ def test_a_function_that_the_binding_lacks_is_a_value() -> None:
     answer = ask(SimulatedNvml([]), "nvmlOfTheFuture")
     assert isinstance(answer, Unavailable)
     assert answer.code is None
+
+
+def test_an_older_drivers_missing_versions_and_broken_texts_are_values() -> None:
+    def mismatch(*_: object) -> None:
+        raise pynvml.NVMLLibraryMismatchError("pyNVML version does not match")
+
+    nvml = SimulatedNvml([SimulatedGpu("GPU-a")])
+    nvml.values = {"nvmlSystemGetProcessName": lambda pid: b"\xff".decode(), "nvmlSystemGetHicVersion": mismatch}
+    nvml.nvmlInit()
+    missing = ask(nvml, "nvmlSystemGetHicVersion")
+    assert missing == Unavailable("the driver is too old for this question", FUNCTION_NOT_FOUND)
+    broken = ask(nvml, "nvmlSystemGetProcessName", 1)
+    assert isinstance(broken, Unavailable) and "no text" in broken.reason
+
+
+def test_addresses_are_the_kernels() -> None:
+    assert pci_address("00000000:3B:00.0") == "0000:3b:00.0"
+    assert pci_address("00010000:C1:00.0") == "10000:c1:00.0"
+    gpu = SimulatedGpu("GPU-a", pci="00000001:AB:1F.0", instances={0: SimulatedInstance("MIG-a", 1)})
+    (device,) = read_gpus(SimulatedNvml([gpu])).devices
+    assert device.gpu.pci_address == "0001:ab:1f.0" and device.gpu.parent is None
+    assert device.instances is not None
+    assert [(one.gpu.pci_address, one.gpu.parent) for one in device.instances] == [("0001:ab:1f.0", "GPU-a")]
+
+
+def test_a_gpu_without_an_address_is_still_a_gpu_and_one_that_is_lost_at_that_question_is_not() -> None:
+    refused = SimulatedGpu("GPU-a", errors={"nvmlDeviceGetPciInfo": NOT_SUPPORTED})
+    lost = SimulatedGpu("GPU-b", errors={"nvmlDeviceGetPciInfo": GPU_IS_LOST})
+    reading = read_gpus(SimulatedNvml([refused, lost]))
+    assert [(device.gpu.uuid, device.gpu.pci_address) for device in reading.devices] == [("GPU-a", None)]
+    assert "GPU 1 left out" in reading.problems[0]
+
+
+def test_a_driver_that_hangs_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drumline.hardware.nvml.INIT_LIMIT_S", 0.05)
+    nvml = SimulatedNvml([SimulatedGpu("GPU-a")])
+    nvml.hangs.add("nvmlDeviceGetCount")
+    reading = read_gpus(nvml)
+    assert (reading.devices, reading.source) == ((), "the driver did not answer within 0.05 s")
+    assert reading.fault is not None
+    nvml.release()
+    for thread in threading.enumerate():
+        if thread.name == "drumline-driver":
+            thread.join(5.0)
+    assert nvml.initialised == 0

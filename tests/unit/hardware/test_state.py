@@ -3,85 +3,50 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
-import pynvml
 import pytest
 
 from drumline.hardware.state import GpuState, MachineState, read_state, warnings_before, warnings_under_load
+from tests.simulated_nvml import NO_PERMISSION, SimulatedGpu, SimulatedInstance, SimulatedNvml, SimulatedProcess
 
 CALM = GpuState("GPU-a", 3, 1800, 1980, 2619, 512.0, 700.0, 61, (), 0, 1 << 30)
 
 
-class Scripted:
-    """Answers for one GPU; a name that is missing is refused, as an old driver or a MIG instance does."""
-
-    NVMLError = pynvml.NVMLError
-
-    def __init__(self, **answers: Any) -> None:
-        self.answers = answers
-        self.open = 0
-
-    def __getattr__(self, function: str) -> Any:
-        def call(*arguments: Any) -> Any:
-            if function == "nvmlInit":
-                self.open += 1
-            elif function == "nvmlShutdown":
-                self.open -= 1
-            elif function == "nvmlDeviceGetHandleByUUID" and arguments == ("GPU-a",):
-                return "handle"
-            elif function in self.answers:
-                return self.answers[function]
-            else:
-                raise pynvml.NVMLError(3)
-            return None
-
-        return call
+def test_what_bears_on_a_measurement_is_taken_from_a_sample() -> None:
+    gpu = SimulatedGpu("GPU-a", memory_used_bytes=5)
+    gpu.values |= {
+        "nvmlDeviceGetClockInfo": 1755,
+        "nvmlDeviceGetPowerUsage": 698_500,
+        "nvmlDeviceGetTemperature": 71,
+        "nvmlDeviceGetCurrentClocksEventReasons": 0x1 | 0x4 | 0x20,
+    }
+    gpu.processes = [SimulatedProcess(1 << 30), SimulatedProcess(2 << 30), SimulatedProcess(3 << 30, graphics=True)]
+    nvml = SimulatedNvml([SimulatedGpu("GPU-b"), gpu])
+    [state] = read_state(["GPU-a", "GPU-c"], nvml).gpus
+    causes = ("power limit", "heat (software)")
+    assert state == GpuState("GPU-a", 1, 1755, 1980, 1755, 698.5, 700.0, 71.0, causes, 2, 5)
+    assert nvml.initialised == 0
 
 
-def test_a_gpu_is_read_in_units_for_people() -> None:
-    nvml = Scripted(
-        nvmlDeviceGetIndex=3,
-        nvmlDeviceGetClockInfo=1755,
-        nvmlDeviceGetMaxClockInfo=1980,
-        nvmlDeviceGetPowerUsage=698_500,
-        nvmlDeviceGetEnforcedPowerLimit=700_000,
-        nvmlDeviceGetTemperature=71,
-        nvmlDeviceGetCurrentClocksEventReasons=0x1 | 0x4 | 0x20,
-        nvmlDeviceGetComputeRunningProcesses=[object(), object()],
-        nvmlDeviceGetMemoryInfo=SimpleNamespace(used=5),
-    )
-    [gpu] = read_state(["GPU-a"], nvml).gpus
-    assert gpu == GpuState(
-        "GPU-a",
-        3,
-        1755,
-        1980,
-        1755,
-        698.5,
-        700.0,
-        71,
-        ("power limit", "heat (software)"),
-        processes=2,
-        memory_used_bytes=5,
-    )
-    assert nvml.open == 0
+def test_gpus_come_in_the_order_in_which_they_are_named() -> None:
+    nvml = SimulatedNvml([SimulatedGpu("GPU-a"), SimulatedGpu("GPU-b")])
+    assert [gpu.index for gpu in read_state(["GPU-b", "GPU-a"], nvml).gpus] == [1, 0]
 
 
-def test_an_old_driver_calls_the_reasons_otherwise() -> None:
-    [gpu] = read_state(["GPU-a"], Scripted(nvmlDeviceGetCurrentClocksThrottleReasons=0x80)).gpus
-    assert gpu.throttled_by == ("power brake",)
-
-
-def test_what_is_not_told_is_none_and_a_gpu_that_is_gone_is_left_out() -> None:
-    [gpu] = read_state(["GPU-a", "GPU-b"], Scripted()).gpus
-    assert (gpu.sm_clock_mhz, gpu.power_w, gpu.temperature_c, gpu.processes, gpu.throttled_by) == (*[None] * 4, ())
+def test_what_is_not_told_is_none() -> None:
+    instance = SimulatedInstance("MIG-a", 1)
+    [state] = read_state(["MIG-a"], SimulatedNvml([SimulatedGpu("GPU-m", instances={0: instance})])).gpus
+    assert (state.sm_clock_mhz, state.power_w, state.temperature_c, state.throttled_by) == (*[None] * 3, ())
+    gpu = SimulatedGpu("GPU-a")
+    gpu.errors = {f"nvmlDeviceGet{kind}RunningProcesses": NO_PERMISSION for kind in ("Compute", "Graphics")}
+    assert read_state(["GPU-a"], SimulatedNvml([gpu])).gpus[0].processes is None
 
 
 def test_without_gpus_nvml_is_not_asked() -> None:
-    state = read_state([], Scripted())
+    nvml = SimulatedNvml([])
+    state = read_state([], nvml)
     assert state.gpus == () and state.cores >= 1 and state.to_json()["gpus"] == []
+    assert not nvml.calls
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from drumline.config.schema import FaultsConfig
+from drumline.config.schema import FaultsConfig, HardwareConfig, RunConfig
+from drumline.hardware.health import Finding, Verdict
 from drumline.hardware.nvml import Reading, read_gpus
 from drumline.launcher.failures import Failure, record_failure
+from drumline.launcher.lost_gpus import sick_gpus
 from drumline.launcher.restarts import (
     LOOK_S,
     RECIPE_RESTARTS,
@@ -25,7 +27,7 @@ from drumline.launcher.restarts import (
 from drumline.launcher.spec import LaunchSpec
 from drumline.launcher.start import Result
 from drumline.rundir import LineWriter, RunDir, read_lines, write_json
-from tests.unit.hardware.simulated_nvml import GPU_IS_LOST, SimulatedGpu, SimulatedNvml
+from tests.simulated_nvml import GPU_IS_LOST, SimulatedGpu, SimulatedInstance, SimulatedNvml
 
 KILLED = Failure(1, 10.0, "signal", 1, "killed by signal 9, SIGKILL (out of memory killer?)")
 REASON = f"rank 1 failed: {KILLED.message}"
@@ -116,9 +118,16 @@ def test_a_restart_that_the_run_asked_for_is_not_counted() -> None:
 
 
 def test_recipes_have_restarts_and_scripts_have_none_unless_said() -> None:
-    assert Policy.of(FaultsConfig(), RECIPE_RESTARTS) == Policy(3)
-    assert Policy.of(FaultsConfig(max_restarts=0), RECIPE_RESTARTS).max_restarts == 0
-    assert Policy.of(FaultsConfig(lost_gpu="wait", restart_on="any"), 0) == Policy(0, "any", "wait")
+    assert Policy.of(RunConfig(), RECIPE_RESTARTS) == Policy(3)
+    assert Policy.of(RunConfig(faults=FaultsConfig(max_restarts=0)), RECIPE_RESTARTS).max_restarts == 0
+    faults = FaultsConfig(lost_gpu="wait", restart_on="any")
+    assert Policy.of(RunConfig(faults=faults), 0) == Policy(0, "any", "wait")
+
+
+def test_whoever_wants_sick_gpus_or_does_not_look_keeps_them() -> None:
+    assert not Policy.of(RunConfig(faults=FaultsConfig(sick_gpu="ignore")), 0).leaves_out_sick
+    assert not Policy.of(RunConfig(hardware=HardwareConfig(sick="use")), 0).leaves_out_sick
+    assert Policy.of(RunConfig(faults=FaultsConfig(sick_gpu="at_once")), 0).leaves_out_sick
 
 
 def test_how_far_a_run_came_is_read_from_its_directory(tmp_path: Path) -> None:
@@ -145,6 +154,7 @@ class SimulatedLaunch:
         self.ends = ends
         self.specs: list[LaunchSpec] = []
         self.pauses: list[float] = []
+        self.verdicts: dict[str, Verdict] = {}
         self.on_start: Callable[[], None] = lambda: None
         self.on_pause: Callable[[], None] = lambda: None
 
@@ -163,7 +173,9 @@ class SimulatedLaunch:
 
     def run_all(self, policy: Policy = THREE) -> Result:
         spec = LaunchSpec(self.run.path, len(GPUS), "module", "drumline.worker", gpus=GPUS)
-        return run_with_restarts(of_spec(spec), policy, start=self.start, look=self.look, pause=self.pause)
+        return run_with_restarts(
+            of_spec(spec), policy, start=self.start, look=self.look, judge=lambda: self.verdicts, pause=self.pause
+        )
 
     def events(self) -> list[dict[str, object]]:
         return [{key: value for key, value in line.items() if key != "time"} for line in read_lines(self.run.events)]
@@ -252,3 +264,60 @@ def test_a_signal_ends_the_wait_for_a_gpu(tmp_path: Path) -> None:
     assert launch.run_all(Policy(3, lost_gpu="wait")) == Result(3, None, signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
     assert len(launch.specs) == 1
+
+
+ROWS = Finding("rows_failed", "fail", "a row could not be replaced", "replace the GPU", "NVIDIA")
+
+
+def test_a_gpu_that_turned_sick_is_left_out_at_the_next_restart(tmp_path: Path) -> None:
+    launch = simulated(tmp_path, KILLED, None)
+    launch.verdicts = {"GPU-a": Verdict("GPU-a", "warn", (ROWS,)), "GPU-b": Verdict("GPU-b", "fail", (ROWS,))}
+    assert launch.run_all(Policy(3, lost_gpu="wait")) == Result(0)  # it is there: nobody waits for it
+    assert launch.specs[1].gpus == ("GPU-a", "GPU-c")
+    [event] = launch.events()
+    assert event["left_out"] == {"GPU-b": "sick: a row could not be replaced"}
+
+
+def test_a_sick_gpu_that_is_to_be_used_stays(tmp_path: Path) -> None:
+    launch = simulated(tmp_path, KILLED, None)
+    launch.verdicts = {"GPU-b": Verdict("GPU-b", "fail", (ROWS,))}
+    assert launch.run_all(Policy(3, leaves_out_sick=False)) == Result(0)
+    assert launch.specs[1].gpus == GPUS
+
+
+def test_what_the_recorder_told_of_this_attempt_counts(tmp_path: Path) -> None:
+    launch = simulated(tmp_path, KILLED, None)
+    lines = LineWriter(launch.run.events)
+    lines.write({"time": 1.0, "event": "gpu_sick", "gpu": "GPU-a", "message": "long ago"})
+    launch.on_start = lambda: lines.write({"event": "gpu_sick", "gpu": "GPU-c", "message": "XID 48"})
+    assert launch.run_all() == Result(0)
+    lines.close()
+    assert launch.specs[1].gpus == ("GPU-a", "GPU-b")
+    [event] = [line for line in launch.events() if line["event"] == "restart"]
+    assert event["left_out"] == {"GPU-c": "sick: XID 48"}
+
+
+def test_a_run_that_ended_because_of_a_sick_gpu_goes_on_without_it(tmp_path: Path) -> None:
+    because = Failure(0, 10.0, "restart", 1, "GPU GPU-b has turned sick: XID 94\n  fix: start it again")
+    launch = simulated(tmp_path, because, None)
+    assert launch.run_all(Policy(0)) == Result(0)
+    assert launch.specs[1].gpus == ("GPU-a", "GPU-c")
+    assert launch.events()[-1]["left_out"] == {"GPU-b": "GPU GPU-b has turned sick: XID 94"}
+
+
+def test_a_gpu_that_is_gone_is_waited_for_though_it_was_sick(tmp_path: Path) -> None:
+    launch = simulated(tmp_path, KILLED, None)
+    launch.verdicts = {"GPU-a": Verdict("GPU-a", "fail", (ROWS,))}
+    launch.on_start = lambda: launch.nvml.gpus[0].errors.update(nvmlDeviceGetUUID=GPU_IS_LOST)
+    launch.on_pause = lambda: launch.nvml.gpus[0].errors.clear()
+    assert launch.run_all(Policy(3, lost_gpu="wait")) == Result(0)
+    assert launch.specs[1].gpus == GPUS
+
+
+def test_an_instance_is_left_out_with_its_gpu(tmp_path: Path) -> None:
+    nvml = SimulatedNvml([SimulatedGpu("GPU-a", instances={0: SimulatedInstance("MIG-1", 7)}), SimulatedGpu("GPU-b")])
+    spec = LaunchSpec(tmp_path, 2, "module", "x", gpus=("MIG-1", "GPU-b"))
+    reading, verdicts = read_gpus(nvml), {"GPU-a": Verdict("GPU-a", "fail", (ROWS,))}
+    assert sick_gpus(spec, [], reading, verdicts, {}) == {"MIG-1": "sick: a row could not be replaced"}
+    assert sick_gpus(spec, [], reading, {}, {"GPU-a": "sick: x"}) == {"MIG-1": "sick: x"}
+    assert sick_gpus(spec, [KILLED, OWN], reading, {}, {}) == {}

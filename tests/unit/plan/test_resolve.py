@@ -257,3 +257,10 @@ def test_the_learning_rates_are_the_same_for_any_world_and_accumulation() -> Non
 def test_on_a_gpu_the_size_is_found_by_trials() -> None:
     found = "auto: the whole share of a shard, 4, or as many as trials at the start find to fit"
     assert resolve(run(), h100s(2), world(2)).reasons["micro_batch"] == found
+
+
+def test_excluded_gpus_and_a_count_are_heeded_where_nobody_has_chosen() -> None:
+    assert resolve(run(hardware={"exclude": ["0"]}), h100s(3), world(2)).gpus == ("GPU-0001", "GPU-0002")
+    assert resolve(run(hardware={"count": 2}), h100s(3)).gpus == ("GPU-0000", "GPU-0001")
+    # In a worker, which sees what was chosen, both change nothing.
+    assert resolve(run(hardware={"count": 2, "exclude": ["7"]}), h100s(2), world(2)).gpus == ("GPU-0000", "GPU-0001")

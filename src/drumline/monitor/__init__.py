@@ -1,0 +1,1 @@
+"""Watching GPUs and runs: sampler, history, alerts, Prometheus, live view. Imports no torch."""
