@@ -6,10 +6,12 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
-from drumline.hardware.active_tests import EACH_GPU, Setup, run_tests, strangers
+from drumline.hardware import claims
+from drumline.hardware.active_tests import EACH_GPU, Setup, run_tests
 from drumline.hardware.active_verdicts import TestResult
-from drumline.hardware.records import Gpu, GpuProcess, GpuSample
+from drumline.hardware.claims import Claims
 from tests.simulated_nvml import SimulatedGpu, SimulatedNvml, SimulatedProcess
 
 SMALL = {"memory_bytes": 1 << 20, "copy_bytes": 1 << 16, "product": 64, "seconds": 0.001}
@@ -89,19 +91,21 @@ def test_mig_instances_are_tested_in_processes_of_their_own(tmp_path: Path) -> N
     assert seen[4:] == ["host_copy MIG-1", "host_copy MIG-2", "host_copy GPU-a,GPU-b"]
 
 
-def test_a_gpu_on_which_a_stranger_computes_is_not_tested() -> None:
+def test_a_gpu_on_which_a_stranger_computes_is_not_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The number is beyond the kernel's largest: nobody here can have it."""
+    monkeypatch.setattr(claims, "FOLDER", tmp_path)
     nvml = SimulatedNvml([SimulatedGpu("GPU-a", processes=[SimulatedProcess(999_999_999)])])
     results = run_tests(["GPU-a"], 60, setup=Setup(program=("-c", "raise SystemExit('started')"), nvml=nvml))
-    assert told(results) == [("free", "warn", "not tested: process (pid 999999999) computes on it")]
+    ((name, status, message),) = told(results)
+    assert (name, status) == ("free", "warn")
+    assert message.startswith("not tested: taken: process 999999999, which cannot be seen from here, computes on it")
 
 
-def test_strangers_are_those_that_compute_and_are_not_ours() -> None:
-    processes = (
-        GpuProcess(1, "compute", None, "python train.py", "ana"),
-        GpuProcess(2, "graphics", None, "Xorg", "root"),
-        GpuProcess(3, "compute", None, "python", "me", ours=True),
-        GpuProcess(4, "compute+graphics", None),
-    )
-    sample = GpuSample(Gpu("GPU-a", "x", 0, None, None), 0.0, processes=processes)
-    assert strangers(sample) == ["python train.py (pid 1, ana)", "process (pid 4)"]
+def test_what_a_launch_has_claimed_is_not_tested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "FOLDER", tmp_path)
+    setup = Setup(program=("-c", "raise SystemExit('started')"), nvml=SimulatedNvml([SimulatedGpu("GPU-a")]))
+    with Claims("runs/moby") as launch:
+        launch.take(["GPU-a"])
+        ((name, status, message),) = told(run_tests(["GPU-a"], 60, setup=setup))
+    assert (name, status) == ("free", "warn")
+    assert message.endswith("for runs/moby")

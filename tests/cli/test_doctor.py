@@ -78,7 +78,7 @@ def test_health_links_and_processes_of_the_gpus_are_shown(monkeypatch: pytest.Mo
         "GPU 0  -           NVLink x18  0",
         "fail gpu health: GPU 1: 2 uncorrectable ECC error(s) since the driver was loaded",
         "fix: reset the GPU",
-        "warn gpu processes: GPU 1 is used by pid 4000001",
+        "warn gpu processes: GPU 1 is taken: process 4000001, which cannot be seen from here, computes on it",
         "ok   peak rates: NVIDIA H100 80GB HBM3: NVIDIA H100",
     ):
         assert words in text

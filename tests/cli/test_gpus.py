@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from drumline.cli import gpus, monitor
 from drumline.errors import ConfigError
 from drumline.hardware.active_verdicts import TestResult
+from drumline.hardware.nvml import INIT_LIMIT_S
+from drumline.monitor.machine_watch import MachineWatch
 from tests.cli.simulated_command import two_gpus
 from tests.cli.terminal import Terminal
 from tests.simulated_nvml import NO_PERMISSION, SimulatedGpu, SimulatedInstance, SimulatedNvml
@@ -45,6 +47,21 @@ def test_without_a_driver_every_command_says_so_in_one_line(
     assert status == 0
     said = [line for line in text.splitlines() if "GPU" in line]
     assert len(said) == 1 and said[0].startswith("no GPU: no NVIDIA driver")
+
+
+@pytest.mark.parametrize("arguments", [("gpus", "--watch"), ("monitor", "--once")])
+def test_gpus_may_take_their_time_to_start(arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+    wait = MachineWatch.wait
+
+    def spy(watch: MachineWatch, *, rates: bool = False, limit_s: float = 0.0) -> None:
+        limits.append(limit_s)
+        wait(watch, rates=rates, limit_s=limit_s)
+
+    monkeypatch.setattr(MachineWatch, "wait", spy)
+    monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml([], {"nvmlInit": 12}))
+    run(*arguments)
+    assert limits == [INIT_LIMIT_S]
 
 
 def test_the_table_has_what_one_wants_to_know(nvml: SimulatedNvml) -> None:
@@ -102,7 +119,12 @@ def test_tests_tell_what_failed_and_end_with_1(nvml: SimulatedNvml, monkeypatch:
 
 @pytest.mark.parametrize(
     "arguments",
-    [("gpus", "--watch", "--json"), ("monitor", "--once", "--serve", ":0"), ("monitor", "--once", "--every", "2")],
+    [
+        ("gpus", "--watch", "--json"),
+        ("gpus", "--every", "2"),
+        ("monitor", "--once", "--serve", ":0"),
+        ("monitor", "--once", "--every", "2"),
+    ],
 )
 def test_what_does_not_go_together_is_refused(arguments: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError):

@@ -314,6 +314,7 @@ def test_marked_processes_are_ended_and_no_others() -> None:
         (["absent.py"], "there is no script absent.py"),
         (["--set", "train.lr=1", "absent.py"], "--set train.lr=1: launch only decides which workers there are"),
         (["--set", "hardware.num_processes=0", "absent.py"], "hardware.num_processes"),
+        (["--set", "faults.sick_gpu=at_once", "absent.py"], "only the run itself can save and end"),
         ([], "Missing argument"),
     ],
 )

@@ -19,7 +19,7 @@ from drumline.config.monitor import MonitorConfig
 from drumline.engine import recorder
 from drumline.engine.recorder import Recorder
 from drumline.launcher.recording import RecordingJob
-from drumline.rundir import RESTART_REQUEST, RunDir, read_json, read_lines
+from drumline.rundir import RESTART_REQUEST, Lock, RunDir, read_json, read_lines
 from tests.unit.engine.training import trainer_of
 
 ROOT = Path(__file__).parents[2]
@@ -110,6 +110,21 @@ def test_an_xid_asks_for_a_restart_at_once(run: RunDir, monkeypatch: pytest.Monk
     assert "GPU-0 has turned sick: XID 79" in read_json(run.requests / RESTART_REQUEST)["reason"]
 
 
+def test_a_failing_rank_does_not_wait_for_its_last_words(run: RunDir) -> None:
+    started = Recorder(job_of(run))
+    reaches(lambda: lines(run), lambda: log_of(run))
+    os.kill(started.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    started.end()
+    started.end()
+    with started.phase("evaluation"):  # which nobody hears any more
+        pass
+    assert time.monotonic() - began < 0.5
+    os.kill(started.pid, signal.SIGCONT)
+    reaches(lambda: psutil.Process(started.pid).status() == psutil.STATUS_ZOMBIE, lambda: log_of(run))
+    started.close()
+
+
 def test_the_run_does_not_wait_for_a_recorder_that_stands_still(run: RunDir) -> None:
     started = Recorder(job_of(run))
     reaches(lambda: lines(run), lambda: log_of(run))
@@ -134,6 +149,19 @@ def test_a_driver_that_hangs_does_not_keep_it(run: RunDir, monkeypatch: pytest.M
     assert not psutil.pid_exists(started.pid)
 
 
+def test_a_failed_worker_that_its_launcher_starts_again_is_no_failed_run(run: RunDir) -> None:
+    launch = Lock(run, "launch")
+    started = Recorder(job_of(run))
+    reaches(lambda: lines(run), lambda: log_of(run))
+    run.exit.write_text('{"exit_status": 1, "reason": "failed"}')
+    started.end()
+    time.sleep(0.2)
+    run.exit.unlink()
+    started.close()
+    launch.release()
+    assert not events(run, "alert")
+
+
 PARENT = """
 import json, os, signal, sys, time
 from pathlib import Path
@@ -145,6 +173,7 @@ job = RecordingJob.from_line(json.dumps({{**json.loads(sys.argv[1]), "parent": o
 lock = Lock(RunDir(job.run_dir), "run")
 started = recorder.Recorder(job)
 if os.fork() == 0:
+    os.setpgid(0, 0)
     time.sleep(60)  # a loader process: it holds the pipe open
     os._exit(0)
 print(started.pid, flush=True)
@@ -155,7 +184,7 @@ time.sleep(60)
 def test_it_ends_with_a_parent_that_was_killed_and_tells_of_it(run: RunDir) -> None:
     script = textwrap.dedent(PARENT.format(module=SIMULATED))
     command = [sys.executable, "-c", script, job_of(run).to_line().decode()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         [loader] = [child for child in psutil.Process(parent.pid).children() if child.pid != pid]
@@ -165,7 +194,8 @@ def test_it_ends_with_a_parent_that_was_killed_and_tells_of_it(run: RunDir) -> N
         parent.send_signal(signal.SIGSTOP)
         before = len(lines(run))
         reaches(lambda: len(lines(run)) > before + 1, lambda: log_of(run))
-        parent.kill()
+        # As the launcher kills a worker that does not end in time: with its group.
+        os.killpg(parent.pid, signal.SIGKILL)
         parent.wait()
         watcher.wait(LIMIT_S)
         loader.kill()
@@ -173,13 +203,14 @@ def test_it_ends_with_a_parent_that_was_killed_and_tells_of_it(run: RunDir) -> N
 
 
 def test_a_run_on_the_cpu_has_one_only_where_it_asks(tmp_path: Path) -> None:
+    others = set(psutil.Process().children())  # those of the pool of ranks, where other tests ran before
     with trainer_of(tmp_path / "auto") as trainer:
         trainer.fit()
-        assert not psutil.Process().children()
+        assert set(psutil.Process().children()) == others
     assert not list((tmp_path / "auto/logs").glob("monitor_*"))
     with trainer_of(tmp_path / "asked", monitor={"record": True}) as trainer:
         trainer.fit()
-        [child] = psutil.Process().children()
+        [child] = set(psutil.Process().children()) - others
         assert child.cmdline()[-2:] == ["drumline.monitor.record", str(tmp_path / "asked")]
     assert not child.is_running()
     records = list(read_lines(tmp_path / "asked/metrics.jsonl"))

@@ -38,6 +38,7 @@ def config_of(directory: Path | None, **train: Any) -> RunConfig:
             "run_dir": directory,
             "train": {"global_batch": 64, "max_steps": 16, "schedule": {"name": "constant"}, **train},
             "loader": {"num_workers": 0},
+            "monitor": {"record": False},
             "checkpoint": {"at_end": False},
             "track": {"console": False},
             "parallel": {"kind": "single"},

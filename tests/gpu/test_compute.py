@@ -52,6 +52,7 @@ def train(
         "checkpoint": {"at_end": False},
         "evaluate": {"every": "end"},
         "loader": {"num_workers": 0},
+        "monitor": {"record": False},
         "train": {"global_batch": 6, "max_steps": 12, "lr": 1e-3, "precision": "bf16", **settings},
     }
     torch.manual_seed(0)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from drumline import Loss, Trainer
+from drumline.errors import OutOfMemory
 from drumline.parallel.data_parallel import Replicated
 from drumline.parallel.strategy import Batch
 from drumline.tasks.classification import Classification
@@ -150,7 +151,7 @@ def test_a_gpu_without_memory_is_named_and_no_thread_waits(tmp_path: Path) -> No
     )
     named = f"replica {NUM_GPUS - 1} on cuda:{NUM_GPUS - 1}: " if NUM_GPUS > 1 else "out of memory"
     with (
-        pytest.raises(torch.OutOfMemoryError, match=named),
+        pytest.raises(OutOfMemory, match=named),
         Trainer(make_model(), config, MaskedRows(137), loss=Failing([])) as trainer,
     ):
         trainer.fit()

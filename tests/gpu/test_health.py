@@ -68,7 +68,6 @@ def test_xids_are_listened_for_and_looked_up() -> None:
     with XidListener() as heard:
         assert heard.listening.wait(20.0) or heard.fault is not None
         assert heard.drain() == []
-    assert heard.counts() == {}
     xids, why_not = read_xids(time.time() - 3600)
     assert xids == [] or why_not is None
 

@@ -80,6 +80,7 @@ def losses_compiled(folder: str, mode: str) -> list[float]:
             "train": {"global_batch": 6, "micro_batch": 2, "max_steps": 4, "compile": mode, "precision": "fp32"},
             "track": {"every": 1, "console": False},
             "loader": {"num_workers": 0},
+            "monitor": {"record": False},
             "checkpoint": {"at_end": False},
         }
     )

@@ -45,6 +45,7 @@ def trainer_of(directory: Path, micro_batch: int, steps: int, room_bytes: int, *
             "checkpoint": {"at_end": False},
             "track": {"every": 1, "console": False},
             "loader": {"num_workers": 0},
+            "monitor": {"record": False},
         }
     )
     generator = torch.Generator().manual_seed(0)
@@ -86,4 +87,5 @@ def test_memory_is_flat_over_twenty_recoveries(tmp_path: Path) -> None:
             assert trainer._run.groups.side.generation >= 20
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert max(held[3:]) - min(held[3:]) < 4 << 20
+    window = BATCH * WIDTH * 4  # bytes; the next one is on its way, but not at an epoch's end
+    assert max(held[3:]) - min(held[3:]) < 2 * window

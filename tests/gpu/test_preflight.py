@@ -63,6 +63,7 @@ def trainer_of(folder: Path, name: str, num_rows: int = 256, num_eval_rows: int 
         "track": {"every": 1, "console": False},
         "checkpoint": {"at_end": False},
         "loader": {"num_workers": 0},
+        "monitor": {"record": False},
         **sections,
     }
     held_out = rows(num_eval_rows) if num_eval_rows else None

@@ -16,21 +16,29 @@ from drumline.track.report import read_run, summarise
 pytestmark = pytest.mark.gpu
 
 
+def many_passes(model: torch.nn.Module, batch: Any) -> torch.Tensor:
+    """Much to compute on few rows to read, so that the GPU is busy."""
+    x: torch.Tensor = batch[0].expand(-1, 4096)
+    for _ in range(64):
+        x = model(x)
+    return x.square().mean()
+
+
 def test_a_run_records_its_gpu(tmp_path: Path) -> None:
     width = 4096
     model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(4)))
-    rows = torch.utils.data.TensorDataset(torch.randn(1024, width))
+    rows = torch.utils.data.TensorDataset(torch.randn(1024, 1))
     config = RunConfig.model_validate(
         {
             "run_dir": tmp_path / "run",
             "parallel": {"kind": "single"},
-            "train": {"global_batch": 1024, "micro_batch": 1024, "epochs": 400},
+            "train": {"global_batch": 1024, "micro_batch": 1024, "epochs": 200},
             "track": {"console": False, "every": 20},
             "checkpoint": {"at_end": False},
             "monitor": {"record_every_s": 2.0, "price_per_kwh": 0.3, "price_per_gpu_hour": 2.0},
         }
     )
-    with Trainer(model, config, rows, loss=lambda model, batch: model(batch[0]).square().mean()) as trainer:
+    with Trainer(model, config, rows, loss=many_passes) as trainer:
         trainer.fit()
         [recorder] = [child for child in psutil.Process().children() if "drumline.monitor.record" in child.cmdline()]
         cost_s = sum(recorder.cpu_times()[:2])

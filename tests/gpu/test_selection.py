@@ -91,3 +91,4 @@ def test_plain_python_trains_on_the_gpu_that_is_named(tmp_path: Path) -> None:
         device = trainer._run.groups.device
         assert {parameter.device for parameter in trainer.model.parameters()} == {device}
     assert device == torch.device("cuda", torch.cuda.device_count() - 1)
+    torch.cuda.set_device(0)  # for the tests after this one

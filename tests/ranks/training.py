@@ -105,6 +105,7 @@ def config_of(case: Case, **sections: Mapping[str, Any]) -> RunConfig:
         "checkpoint": {"at_end": False},
         "parallel": {"kind": "auto", "timeout_s": 20},
         "loader": {"num_workers": 0},
+        "monitor": {"record": False},
     }
     train = {
         "max_norm": None,

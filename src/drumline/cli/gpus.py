@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from drumline.monitor.scene import Scene
 
 
+WATCH_EVERY_S = 2.0
+
+
 def register(app: typer.Typer) -> None:
     """Add the command `gpus`."""
     app.command("gpus")(gpus)
@@ -28,7 +31,9 @@ def register(app: typer.Typer) -> None:
 def gpus(
     as_json: Json = False,
     watch: Annotated[bool, typer.Option("--watch", help="Show them again and again, until q or Ctrl-C.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, metavar="SECONDS", help="How often, with --watch.")] = 2.0,
+    every: Annotated[
+        float | None, typer.Option(min=0.1, metavar="SECONDS", help="How often, with --watch (2).")
+    ] = None,
     test: Annotated[
         bool, typer.Option("--test", help="Put them to work and compare what comes out; takes minutes.")
     ] = False,
@@ -42,9 +47,11 @@ def gpus(
 
     if watch and (as_json or test):
         raise ConfigError("--watch goes with neither --json nor --test", "leave one of them out")
+    if every is not None and not watch:
+        raise ConfigError("--every is about --watch", "give --watch as well, or leave it out")
     with readers_may_leave():
         if watch:
-            _watch(every)
+            _watch(every or WATCH_EVERY_S)
             return
         look = look_once()
         if test:
@@ -82,6 +89,7 @@ def _watch(every_s: float) -> None:
     from drumline.cli.screen import is_screen, table_console
     from drumline.config.monitor import AlertsConfig, MonitorConfig
     from drumline.hardware.health import read_verdicts
+    from drumline.hardware.nvml import INIT_LIMIT_S
     from drumline.monitor.keys import Keys
     from drumline.monitor.live import repeat, show
     from drumline.monitor.machine_watch import MachineWatch, Sources
@@ -90,7 +98,7 @@ def _watch(every_s: float) -> None:
 
     config = MonitorConfig(alerts=AlertsConfig(enabled=False))
     with MachineWatch(config, Sources(past=read_verdicts)) as watch:
-        watch.wait(rates=True)
+        watch.wait(rates=True, limit_s=INIT_LIMIT_S)
         latest = watch.sampler.latest
         if latest is not None and not latest.gpus:
             _show(watch.scene())

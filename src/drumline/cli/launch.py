@@ -59,6 +59,11 @@ def launch(
     from drumline.launcher.start import choose_workers, launch_directory
 
     config = load_config(None, _checked(overrides or []))
+    if config.faults.sick_gpu == "at_once":
+        raise ConfigError(
+            "--set faults.sick_gpu=at_once: only the run itself can save and end",
+            "set it in the script's RunConfig; at_restart and ignore count here",
+        )
     if not script.exists():
         raise ConfigError(f"there is no script {script}", "give the path of a Python file")
     claims = Claims(str(script.absolute()))  # held to the end of this process

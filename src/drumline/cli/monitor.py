@@ -86,16 +86,18 @@ def monitor_config(recipe: str | None, overrides: list[str]) -> MonitorConfig:
 
 def _show_once(watch: MachineWatch) -> None:
     from drumline.cli.screen import table_console
+    from drumline.hardware.nvml import INIT_LIMIT_S
     from drumline.monitor.scene import Look, ViewState
     from drumline.monitor.view import screen
 
-    watch.wait(rates=True)
+    watch.wait(rates=True, limit_s=INIT_LIMIT_S)
     console = table_console()
     console.print(screen(watch.scene(), ViewState(), Look(console.width, None, console.options.ascii_only)))
 
 
 def _watch(watch: MachineWatch, every_s: float | None) -> None:
     from drumline.cli.screen import is_screen, log_lines, table_console
+    from drumline.hardware.nvml import INIT_LIMIT_S
     from drumline.monitor.keys import Keys
     from drumline.monitor.live import repeat, show
     from drumline.monitor.view import plain_lines
@@ -115,7 +117,7 @@ def _watch(watch: MachineWatch, every_s: float | None) -> None:
         again = True
 
     with log_lines():
-        watch.wait()
+        watch.wait(limit_s=INIT_LIMIT_S)
         repeat(write, Keys(), watch.scene, every_s or LINES_EVERY_S)
 
 

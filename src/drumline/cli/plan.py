@@ -39,18 +39,26 @@ def show_plan(recipe: Recipe, overrides: Overrides = None, as_json: Json = False
 
 
 def plan_run(config: RunConfig, *, counts: bool, claims: Claims | None = None, chosen: bool = False) -> Plan:
-    """The plan of a run on this machine's devices. Raises HardwareError where too few GPUs can be used.
+    """The plan of a run on this machine's devices. Raises HardwareError where too few GPUs can be claimed.
 
     counts: whether a child process, with torch, counts the model and the rows where that decides nothing too. On the
     CPU, where memory is not planned, nobody is asked. claims: with which its GPUs are kept from other launches; None:
     it is only a plan. chosen: the config names GPUs that were chosen before, and nobody looks at them again.
     """
+    from drumline.errors import HardwareError
     from drumline.hardware.inventory import detect
     from drumline.launcher.gpus import take_gpus, wanted
     from drumline.plan.memory import ModelFacts
     from drumline.plan.resolve import resolve
 
-    hardware = detect() if chosen else take_gpus(wanted(config), detect(), claims)
+    hardware = detect()
+    if not chosen:
+        try:
+            hardware = take_gpus(wanted(config), hardware, claims)
+        except HardwareError as error:
+            if claims is not None:
+                raise
+            typer.echo(f"it could not start now: {error.problem}", err=True)
     plan = resolve(config, hardware)
     decides = config.parallel.kind == "auto" and plan.world_size > 1
     if plan.device == "cpu" or not (counts or decides):

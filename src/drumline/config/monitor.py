@@ -90,7 +90,11 @@ class AlertsConfig(Section):
     rules: list[AlertRule] = Field(default=[], description="Further rules, or other limits for shipped ones.")
     disabled: list[ShippedAlert] = Field(default=[], description="Names of shipped rules that are not looked at.")
     min_severity: Severity = Field("warning", description="What webhook, e-mail and file are told of at least.")
-    webhook: str | None = Field(None, pattern=r"^https?://", description="URL that gets each alert as JSON, by POST.")
+    webhook_env: str | None = Field(
+        None,
+        description="Name of the environment variable that holds the URL which gets each alert as JSON, by POST; who "
+        "knows such a URL can use it, so that it is kept nowhere else.",
+    )
     email: EmailSink | None = Field(None, description="Mail server and addresses.")
     file: Path | None = Field(None, description="File that gets a line of JSON an alert.")
 
@@ -108,5 +112,7 @@ class MonitorConfig(Section):
     price_per_kwh: NonNegativeFloat = Field(0.0, description="Price of energy, in any currency.")
     price_per_gpu_hour: NonNegativeFloat = Field(0.0, description="Price of having a GPU, whatever it does.")
     budget: PositiveFloat | None = Field(None, description="What a run may cost before an alert; none: anything.")
-    no_step_s: PositiveFloat = Field(900.0, description="Longest time without an update before an alert.")
+    no_step_s: PositiveFloat = Field(
+        900.0, description="Longest time without a log line, beyond the usual time between two, before an alert."
+    )
     alerts: AlertsConfig = AlertsConfig()

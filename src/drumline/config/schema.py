@@ -140,7 +140,7 @@ class FaultsConfig(Section):
     sick_gpu: Literal["at_restart", "at_once", "ignore"] = Field(
         "at_restart",
         description="A GPU whose health turns to fail during the run is left out when the workers are next started "
-        "again, or the run is saved and started again for it.",
+        "again, or the run is saved and started again for it (under another launcher: ends with status 3).",
     )
     hang_timeout_s: PositiveFloat = Field(
         600.0, description="Longest time without progress before the run ends with a report; half after an update."

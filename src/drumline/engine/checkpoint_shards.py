@@ -150,7 +150,10 @@ class LoadParts(DefaultLoadPlanner):
 
 def save_parts(folder: Path, parts: Parts, group: dist.ProcessGroup | None) -> None:
     """Write this rank's parts into the folder, all ranks of the group together; None: this process alone."""
-    writer, planner = FileSystemWriter(folder, sync_files=True), SaveParts(flatten_state_dict=False)
+    # The parts are on the host already. With bytes to copy ahead torch waits for the stream of this thread's device,
+    # which is GPU 0 in a thread of our own, whatever the rank's GPU.
+    writer = FileSystemWriter(folder, sync_files=True, per_thread_copy_ahead=0)
+    planner = SaveParts(flatten_state_dict=False)
     if group is not None:
         try:
             save(parts, storage_writer=writer, planner=planner, process_group=group)

@@ -18,6 +18,7 @@ from drumline.data.sharing import explained
 from drumline.engine.run import Run
 from drumline.errors import DrumlineError, GroupError, PeerFailed
 from drumline.launcher.failures import FIX_MARK, failure_of
+from drumline.launcher.spec import MARK
 from drumline.parallel.groups import Groups
 from drumline.rundir import LineWriter, write_json
 
@@ -31,9 +32,9 @@ INTERRUPTED = 3
 
 
 def release(run: Run) -> None:
-    """Give back trackers, loader processes and wrappers."""
+    """Give back trackers, loader processes and wrappers. The recorder is told, and not waited for: others wait here."""
     if run.recorder is not None:
-        run.recorder.close()
+        run.recorder.end()
     run.checkpoints.close()
     for tracker in run.trackers:
         tracker.close()
@@ -107,6 +108,8 @@ def fail(run: Run, error: BaseException) -> None:
     run.groups.abort()
     if run.profile is not None:
         run.profile.close()  # it waits for the device, which nothing holds up any more
+    if run.recorder is not None and MARK not in os.environ:
+        run.recorder.close()  # under our launcher, which gives a failed rank but seconds, it ends by itself
     if told.peer is not None:
         raise told.peer from error
 

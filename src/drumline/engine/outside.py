@@ -30,8 +30,8 @@ SLURM_END = "SLURM_JOB_END_TIME"
 class Outside:
     """Looks for what this rank is asked for; `look` and `save` are cheap enough for every batch.
 
-    notice: where stop signals are noted. requests: the folder of request files, on the one rank that reads them.
-    limits: by reason, seconds from now.
+    notice: where stop signals are noted. requests: the folder of request files, on a rank that reads them; restarts:
+    whether it heeds those for a restart alone. limits: by reason, seconds from now.
     """
 
     def __init__(
@@ -40,9 +40,12 @@ class Outside:
         requests: Path | None = None,
         limits: Mapping[str, float] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        restarts: bool = False,
     ) -> None:
         self.notice = notice
         self._requests = requests
+        self._restarts_alone = restarts
         self._clock = clock
         self._ends = {reason: clock() + left_s for reason, left_s in (limits or {}).items()}
         self._looked = clock() - LOOK_S
@@ -94,17 +97,21 @@ class Outside:
         if self._requests is None or self._clock() < self._looked + LOOK_S:
             return
         self._looked = self._clock()
-        self._save |= taken(self._requests / SAVE_REQUEST)
-        self._stop |= taken(self._requests / STOP_REQUEST)
+        if not self._restarts_alone:
+            self._save |= taken(self._requests / SAVE_REQUEST)
+            self._stop |= taken(self._requests / STOP_REQUEST)
         self._restart = self._restart or restart_reason(self._requests / RESTART_REQUEST)
 
 
 def outside_of(run: Run) -> Outside:
-    """What asks this run, which begins now; rank 0 reads the requests."""
-    requests = run.directory.requests if run.is_rank_zero else None
+    """What asks this run, which begins now; rank 0 reads the requests.
+
+    Those for a restart are read on each machine: its recorder writes them there, and folders may be each machine's own.
+    """
+    requests = run.directory.requests if run.groups.world.local_rank == 0 else None
     if requests is not None:
         requests.mkdir(mode=0o700, exist_ok=True)
-    return Outside(requests=requests, limits=limits(run.config.train.max_time_s))
+    return Outside(requests=requests, limits=limits(run.config.train.max_time_s), restarts=not run.is_rank_zero)
 
 
 def taken(request: Path) -> bool:

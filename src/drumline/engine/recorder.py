@@ -37,7 +37,10 @@ class Recorder:
         # words are about that failure.
         environ = {name: value for name, value in os.environ.items() if name != MARK}
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environ)
+            # A process group of its own: that of a worker which does not end in time is killed whole.
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environ, process_group=0
+            )
         assert self._process.stdin is not None
         self._pipe = self._process.stdin.fileno()
         with suppress(BrokenPipeError):
@@ -50,11 +53,15 @@ class Recorder:
         """Of the process."""
         return self._process.pid
 
-    def close(self) -> None:
-        """Tell it that the run has ended, and wait for its last words; one that takes too long is killed."""
+    def end(self) -> None:
+        """Tell it that the run has ended: it says its last words meanwhile. Telling it twice is allowed."""
         self._say(END)
         assert self._process.stdin is not None
         self._process.stdin.close()
+
+    def close(self) -> None:
+        """End it, and wait for its last words; one that takes too long is killed."""
+        self.end()
         try:
             status = self._process.wait(CLOSE_S)
         except subprocess.TimeoutExpired:
@@ -76,6 +83,9 @@ class Recorder:
             self._say(PHASE + TRAINING)
 
     def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        if self._process.stdin.closed:
+            return  # and its descriptor may be another file's by now
         with suppress(BrokenPipeError, BlockingIOError):  # it has ended, which its status will tell, or hangs
             os.write(self._pipe, f"{line}\n".encode())
 
@@ -83,27 +93,31 @@ class Recorder:
 def start_recorder(run: Run) -> Recorder | None:
     """The recorder of this machine, on its first rank, where monitor.record asks for one; all ranks call it.
 
-    A machine on which it cannot be started trains without.
+    Where each rank sees no GPU but its own (srun --gpus-per-task), each has one. A machine on which it cannot be
+    started trains without.
     """
     settings, world = run.config.monitor, run.groups.world
     if settings.record is False or (settings.record == "auto" and run.plan.device != "cuda"):
         return None
     elapsed_s = run.clock() - run.began
-    if world.size != world.local_size:
+    each = 0 < len(run.plan.gpus) < world.local_size
+    if each or world.size != world.local_size:
         (elapsed_s, *_) = run.groups.side.exchange("recorder", elapsed_s)  # the clock of metrics.jsonl is rank 0's
-    if world.local_rank != 0:
+    if world.local_rank != 0 and not each:
         return None
+    node = re.sub(r"[^\w.-]", "_", socket.gethostname())
     job = RecordingJob(
         run_dir=run.directory.path.resolve(),
         gpus=run.plan.gpus,
-        node=re.sub(r"[^\w.-]", "_", socket.gethostname()),
+        node=f"{node}-{world.local_rank}" if each else node,
         machine=0 if world.rank == 0 else 1,
         parent=os.getpid(),
         step=run.progress.step,
         elapsed_s=elapsed_s,
         written=time.time(),
         monitor=settings.model_dump(mode="json"),
-        sick_gpu=run.config.faults.sick_gpu,
+        # One that may be used though it is sick would be used again after the restart, for ever.
+        sick_gpu=run.config.faults.sick_gpu if run.config.hardware.sick == "leave_out" else "ignore",
     )
     try:
         return Recorder(job)

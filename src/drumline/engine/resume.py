@@ -53,9 +53,6 @@ def look(groups: Groups, config: RunConfig, prepared: RunDir | None, default_nam
                 lock = Lock(RunDir(path), "run", ENDING_S)
                 # The command has compared configs; here it would meet what the data has added to its own.
                 kept = Kept((), global_batch_of(prepared)) if prepared is not None else read_kept(RunDir(path), config)
-            if there:
-                # Nobody of this attempt has asked yet.
-                (RunDir(path).requests / RESTART_REQUEST).unlink(missing_ok=True)
             if there and prepared is None:
                 # It was meant for an attempt that has ended; under our launcher it may be meant for all of them.
                 (RunDir(path).requests / STOP_REQUEST).unlink(missing_ok=True)
@@ -72,6 +69,9 @@ def look(groups: Groups, config: RunConfig, prepared: RunDir | None, default_nam
         raise kind(answer["problem"], answer["fix"])
     found = answer["kept"]
     if found is not None:
+        if groups.world.local_rank == 0:
+            # Nobody of this attempt has asked yet. On each machine, whose folder may be its own.
+            (RunDir(Path(answer["path"])).requests / RESTART_REQUEST).unlink(missing_ok=True)
         changes, *others = found
         found = Kept(tuple(Change(*each) for each in changes), *others)
     return Place(Path(answer["path"]), config, found, lock)

@@ -193,7 +193,9 @@ class Trainer:
             if run is not None:
                 self._callbacks.give_up()
             raise
-        if run.restarts and MARK in os.environ:
+        config = self._parts.config
+        found_again = self._parts.directory is not None or config.run_dir is not None or config.name is not None
+        if run.restarts and found_again and MARK in os.environ:  # a run of a new name each time would begin anew
             raise RestartNeeded(run.reason or "", "start it again: it goes on from its newest checkpoint")
         if run.interrupted:
             raise Interrupted(run.reason or "")
@@ -298,6 +300,8 @@ class Trainer:
             write_exit(run, 0, "closed")
         release(run)
         run.groups.close()
+        if run.recorder is not None:
+            run.recorder.close()
 
     def __enter__(self) -> Self:
         """The trainer itself."""

@@ -10,11 +10,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 from drumline.hardware.active_verdicts import Outcome, TestResult, judge, judge_one
-from drumline.hardware.nvml import Unavailable
+from drumline.hardware.claims import Claims
+from drumline.hardware.nvml import INIT_LIMIT_S, Unavailable
+from drumline.hardware.occupants import occupants
 from drumline.hardware.records import GpuSample
 from drumline.hardware.sample import read_snapshot
 from drumline.hardware.session import open_session, within
@@ -25,7 +27,7 @@ EACH_GPU = ("memory", "device_copy", "product")
 """Tests that need one GPU and nothing that it shares with others: all GPUs run them at the same time."""
 TOGETHER = ("host_copy", "peer_copy", "all_reduce")
 """Tests that one process with all GPUs runs one after another."""
-_LOOK_S = 10.0
+_LOOK_S = INIT_LIMIT_S
 _KILL_LIMIT_S = 5.0
 SHARE_ALONE = 0.6
 """Share of the time that the tests of each GPU alone may take."""
@@ -54,14 +56,19 @@ def run_tests(
 ) -> list[TestResult]:
     """Test these GPUs: memory, products, copies with host and peers, an all-reduce; at most limit_s seconds in all.
 
-    A GPU on which a stranger's process computes is not tested, for a test of memory would take from it. Each result
-    goes to on_result as soon as it is there, from other threads, one at a time; comparisons with like GPUs are only in
-    the list. A test that hangs or crashes is a failed one; what it has kept from running is told as a warning.
+    A GPU on which anybody computes, or which a launch has claimed, is not tested, for a test of memory would take from
+    it; the others are claimed meanwhile. Each
+    result goes to on_result as soon as it is there, from other threads, one at a time; comparisons with like GPUs are
+    only in the list. A test that hangs or crashes is a failed one; what it has kept from running is told as a warning.
     """
-    end = time.monotonic() + limit_s
+    with Claims("drumline gpus --test") as claims:
+        return _tests(uuids, time.monotonic() + limit_s, on_result or (lambda result: None), setup, claims)
+
+
+def _tests(uuids: Sequence[str], end: float, watch: Watcher, setup: Setup, claims: Claims) -> list[TestResult]:
     samples, topology = _look(setup)
-    watch = on_result or (lambda result: None)
-    results = [_busy(samples[uuid]) for uuid in uuids if uuid in samples and strangers(samples[uuid])]
+    taken = _taken(uuids, samples, claims) if setup.device == "cuda" else {}
+    results = [_busy(uuid, who) for uuid, who in taken.items()]
     for result in results:
         watch(result)
     free = [uuid for uuid in uuids if uuid not in {result.uuid for result in results}]
@@ -86,6 +93,22 @@ def run_tests(
     return [*results, *judge(outcomes, samples, topology)]
 
 
+def _taken(uuids: Sequence[str], samples: Mapping[str, GpuSample], claims: Claims) -> dict[str, str]:
+    """Who computes on these GPUs, be it a launch of our own, or has claimed them; all others are claimed."""
+    found = {}
+    for uuid in uuids:
+        sample = samples.get(uuid)
+        if sample is not None and sample.processes is not None:
+            others = tuple(replace(each, ours=each.pid == os.getpid()) for each in sample.processes)
+            sample = replace(sample, processes=others)
+        if sample is not None and (who := occupants(sample)) is not None:
+            found[uuid] = who
+    with claims.choosing():
+        found |= claims.of_others(uuid for uuid in uuids if uuid not in found)
+        found |= claims.take([uuid for uuid in uuids if uuid not in found])
+    return found
+
+
 def _run(children: Sequence[_Child], end: float) -> None:
     try:
         for child in children:
@@ -95,18 +118,8 @@ def _run(children: Sequence[_Child], end: float) -> None:
             child.kill()
 
 
-def strangers(sample: GpuSample) -> list[str]:
-    """Pure: processes of others that compute on a GPU, for people."""
-    return [
-        f"{process.name or 'process'} (pid {process.pid}{f', {process.user}' if process.user else ''})"
-        for process in sample.processes or ()
-        if not process.ours and process.kind != "graphics"
-    ]
-
-
-def _busy(sample: GpuSample) -> TestResult:
-    message = f"not tested: {', '.join(strangers(sample))} computes on it"
-    return TestResult("free", sample.gpu.uuid, "warn", None, "", None, message, "test it when it is free")
+def _busy(uuid: str, taken: str) -> TestResult:
+    return TestResult("free", uuid, "warn", None, "", None, f"not tested: {taken}", "test it when it is free")
 
 
 def _look(setup: Setup) -> tuple[dict[str, GpuSample], Topology]:

@@ -95,7 +95,8 @@ class Claims:
             with self._or_warn(f"GPU {uuid}"):
                 if _lock(descriptor):
                     self._held[uuid] = descriptor
-                    self._sign(descriptor)
+                    with self._or_warn(f"GPU {uuid}"):  # on a full disk the claim holds, and nobody reads whose it is
+                        self._sign(descriptor)
                     continue
                 holder = _read(descriptor)
                 if not _is_ancestor(holder):  # what has started this process has claimed it for it

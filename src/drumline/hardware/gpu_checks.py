@@ -43,16 +43,9 @@ def _health(usable: list[tuple[str, Mapping[str, Any]]]) -> Iterator[Check]:
 
 def _processes(usable: list[tuple[str, Mapping[str, Any]]]) -> Iterator[Check]:
     for name, one in usable:
-        strangers = [each for each in one["processes"] if not each["ours"] and each["kind"] != "graphics"]
-        if strangers:
-            told = ", ".join(_process(each) for each in strangers)
+        if one["taken"] is not None:
             fix = "wait for them; drumline's launches leave such a GPU out by themselves"
-            yield Check("gpu processes", "warn", f"{name} is used by {told}", fix)
-
-
-def _process(process: Mapping[str, Any]) -> str:
-    known = [str(process[key]) for key in ("name", "user") if process[key]]
-    return f"pid {process['pid']}" + (f" ({', '.join(known)})" if known else "")
+            yield Check("gpu processes", "warn", f"{name} is {one['taken']}", fix)
 
 
 def _xids(facts: Facts) -> Iterator[Check]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -10,6 +11,7 @@ from typing import Any
 from drumline.hardware.health import XID_AGE_S, look, verdicts
 from drumline.hardware.health_facts import HealthFacts
 from drumline.hardware.kernel_log import Log, log_of
+from drumline.hardware.occupants import num_own_users, occupants, without_own
 from drumline.hardware.records import GpuSample
 from drumline.hardware.session import open_session
 from drumline.hardware.topology import Topology, ranges, read_topology, rows
@@ -21,7 +23,7 @@ LIMIT_S = 20.0
 
 
 def gpu_facts(nvml: Any = None, log: Log | None = None) -> dict[str, Any]:
-    """`health` (verdicts, counters and processes by GPU), `xids`, `kernel_log`, `topology`, `gpu_silence`.
+    """`health` (by GPU: verdict, counters, processes, who takes it), `xids`, `kernel_log`, `topology`, `gpu_silence`.
 
     `kernel_log` says why it cannot be read, `gpu_silence` why the rest is not known; None where nothing is in the way.
     `nvml` and `log` stand in for pynvml and the kernel's log in tests.
@@ -48,11 +50,13 @@ def _told(health: list[Any], xids: list[Any], log: str | None, topology: Any, si
 def _health(facts: Iterable[HealthFacts], samples: tuple[GpuSample, ...], xids: list[Xid]) -> Iterable[dict[str, Any]]:
     told = {one.uuid: one for one in facts}
     seen = {sample.gpu.uuid: sample for sample in samples}
+    own = num_own_users(sys.modules)
     for uuid, verdict in verdicts(tuple(told.values()), samples, xids).items():
         sample = seen.get(uuid)
         yield {
             **asdict(verdict),
             "counters": asdict(told[uuid]) if uuid in told else None,
+            "taken": occupants(without_own(sample, own)) if sample else None,
             "processes": [asdict(process) for process in (sample.processes if sample else None) or ()],
         }
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from drumline.hardware.health_facts import NO_RECOVERY, HealthFacts, read_health
-from drumline.hardware.nvml import Unavailable
+from drumline.hardware.nvml import INIT_LIMIT_S, Unavailable
 from drumline.hardware.xids import RECOVERY_TOLD, SOURCE, Status, Xid, meaning
 
 if TYPE_CHECKING:
@@ -94,12 +94,16 @@ def judge(
         *_throttling(sample),
         *_xids(facts, xids),
     ]
-    findings += _recovery(facts, findings)
-    findings.sort(key=lambda finding: -_GRAVITY[finding.status])
-    return Verdict(facts.uuid, findings[0].status if findings else "ok", tuple(findings))
+    return verdict_of(facts.uuid, [*findings, *_recovery(facts, findings)])
 
 
-def read_verdicts(nvml: Any = None, limit_s: float = 5.0, log: Log | None = None) -> dict[str, Verdict]:
+def verdict_of(uuid: str, findings: Iterable[Finding]) -> Verdict:
+    """Pure: the verdict that these findings come to, the gravest first."""
+    ordered = sorted(findings, key=lambda finding: -_GRAVITY[finding.status])
+    return Verdict(uuid, ordered[0].status if ordered else "ok", tuple(ordered))
+
+
+def read_verdicts(nvml: Any = None, limit_s: float = INIT_LIMIT_S, log: Log | None = None) -> dict[str, Verdict]:
     """Verdicts on every GPU and MIG instance of the machine, by UUID, from counters, state and the kernel's log.
 
     Empty where there is no driver, or where it does not answer within limit_s seconds. `nvml` and `log` stand in for

@@ -55,9 +55,9 @@ def describe(
     """One process on a GPU, with owner and name where /proc has it. `told`: the name that the driver gave."""
     began = _stat(pid, root)[1]
     if began is None or not _is_the_drivers(root / "proc" / str(pid), root):
-        return GpuProcess(pid, kind, memory_bytes, told)
+        return GpuProcess(pid, kind, memory_bytes, _printable(told))
     name, user, ours = _facts(pid, began, os.getpid(), root)
-    return GpuProcess(pid, kind, memory_bytes, name or told, user, ours)
+    return GpuProcess(pid, kind, memory_bytes, _printable(name or told), user, ours)
 
 
 @lru_cache(maxsize=1024)
@@ -95,6 +95,11 @@ def _name(folder: Path) -> str | None:
     if name.startswith("python"):
         name = " ".join([name, *_script(words[1:])])
     return name[:_LONGEST_NAME]
+
+
+def _printable(name: str | None) -> str | None:
+    """Another user chose these characters: none of them may steer the terminal that shows them."""
+    return None if name is None else "".join(each if each.isprintable() else "?" for each in name)
 
 
 def _script(words: list[str]) -> Iterator[str]:

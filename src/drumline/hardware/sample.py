@@ -8,7 +8,7 @@ from typing import Any
 
 from drumline.hardware.field_values import Field, Fields
 from drumline.hardware.gpm import FIRST_LOOK, Gpm, GpmReading
-from drumline.hardware.nvml import GONE, Found, Unavailable
+from drumline.hardware.nvml import GONE, INIT_LIMIT_S, Found, Unavailable
 from drumline.hardware.processes import processes_of
 from drumline.hardware.records import GpuSample, Snapshot
 from drumline.hardware.session import Session, open_session, within
@@ -63,7 +63,7 @@ def take(session: Session) -> Snapshot:
     return Snapshot(time.time(), session.source, tuple(samples), session.problems, session.no_gpu)
 
 
-def read_snapshot(nvml: Any = None, limit_s: float = 5.0, window_s: float = 0.0) -> Snapshot:
+def read_snapshot(nvml: Any = None, limit_s: float = INIT_LIMIT_S, window_s: float = 0.0) -> Snapshot:
     """All GPUs once, in a session of its own; empty with the reason in `source` where the driver is late.
 
     Without NVML other sources are asked (see hardware.sources), which `source` then names. window_s: seconds between

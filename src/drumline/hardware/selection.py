@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from drumline.errors import HardwareError
-from drumline.hardware.inventory import detect, matching
+from drumline.hardware.inventory import detect, matching, order_is_known
 from drumline.hardware.occupants import GIB, num_own_users, occupants, without_own
 from drumline.hardware.records import Gpu, GpuSample, Snapshot
 
@@ -187,8 +187,12 @@ def look(gpus: Sequence[Gpu], nvml: Any = None, *, with_topology: bool = True) -
     """
     from drumline.hardware.health import read_verdicts
     from drumline.hardware.sample import read_snapshot
+    from drumline.hardware.session import open_session
 
-    snapshot = read_snapshot(nvml, LIMIT_S)
+    with open_session(nvml):  # open to the end: a GPU that nobody uses takes seconds to wake, at each look anew
+        snapshot = read_snapshot(nvml, LIMIT_S)
+        verdicts = read_verdicts(nvml, LIMIT_S) if snapshot.gpus else {}
+        topology = _topology(nvml) if with_topology and len(gpus) > 1 and snapshot.gpus else None
     by_uuid = {sample.gpu.uuid: sample for sample in snapshot.gpus}
     if not by_uuid:
         logger.warning("whether GPUs are healthy and free is not known: %s", snapshot.source)
@@ -197,8 +201,7 @@ def look(gpus: Sequence[Gpu], nvml: Any = None, *, with_topology: bool = True) -
     why = "; ".join(snapshot.problems) or f"the driver no longer lists it ({snapshot.source})"
     gone = {gpu.uuid: why for gpu in gpus if gpu.uuid not in by_uuid}
     there = tuple(without_own(sample, num_own_users(sys.modules)) for sample in there)
-    topology = _topology(nvml) if with_topology and len(there) > 1 else None
-    return Look(replace(snapshot, gpus=there), read_verdicts(nvml, LIMIT_S), topology, gone)
+    return Look(replace(snapshot, gpus=there), verdicts, topology, gone)
 
 
 def _topology(nvml: Any) -> Topology | None:
@@ -249,9 +252,12 @@ def select_optimal_gpus(num_gpus: int | None = None, min_memory_gb: float = 0.0)
 
     Of more than that the best connected; fewer, or none, where fewer are usable: the log says why.
     """
-    gpus = detect().gpus
+    machine = detect()
+    gpus = machine.gpus
     if not gpus:
         return []
+    if not order_is_known(machine):
+        logger.warning("unlike GPUs: these indexes hold where CUDA_DEVICE_ORDER=PCI_BUS_ID is set")
     wish = Wish(num_gpus, min_free_bytes=int(min_memory_gb * GIB))
     found = select_from(look(gpus, with_topology=num_gpus is not None), wish)
     names = labels(gpus)

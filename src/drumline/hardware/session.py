@@ -26,6 +26,8 @@ from drumline.hardware.waiting import within as within
 RECHECK_S = 60.0
 """How often it is looked anew which GPUs and MIG instances there are, and refused questions are asked again."""
 CLOSE_LIMIT_S = 5.0
+# NVML is started anew to find a lost GPU, which does nothing while others in this process have it open.
+_COMES_BACK = "once it is reset, a program that is started anew sees it"
 
 
 class Kept(Protocol):
@@ -203,8 +205,10 @@ class Session:
     def _tell_lost(self) -> None:
         for uuid, why in self.lost.items():
             place = f"GPU {self._places[uuid]}"
-            if not any(problem.startswith((f"{place} left", f"{place} ({uuid})")) for problem in self.problems):
-                self.problems = (*self.problems, f"{place} ({uuid}) left out: {why.reason}")
+            told = [each for each in self.problems if each.startswith((f"{place} left", f"{place} ({uuid})"))]
+            others = tuple(each for each in self.problems if each not in told)
+            first = told[0] if told else f"{place} ({uuid}) left out: {why.reason}"
+            self.problems = (*others, first if first.endswith(_COMES_BACK) else f"{first}; {_COMES_BACK}")
 
     def _drop_absent(self) -> None:
         here = {one.gpu.uuid for one in self._found}

@@ -84,11 +84,6 @@ class Topology:
     why_not: str | None = None
     """Why nothing is known, where nothing is."""
 
-    def place(self, uuid: str) -> Place | None:
-        """Where a GPU sits, or the GPU that a MIG instance is a part of; None for one that is not here."""
-        whole = self.parents.get(uuid, uuid)
-        return next((place for place in self.places if place.uuid == whole), None)
-
     def link(self, a: str, b: str) -> Link | None:
         """The link of two GPUs in either order; None where it is not known, or where they are one GPU."""
         pair = {self.parents.get(a, a), self.parents.get(b, b)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections import Counter
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,7 +34,6 @@ class XidListener:
         self._wait_ms, self._again_s = wait_ms, again_s
         self._lock = threading.Lock()
         self._heard: list[Xid] = []
-        self._counts: Counter[tuple[str, int]] = Counter()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -65,11 +63,6 @@ class XidListener:
         with self._lock:
             heard, self._heard = self._heard, []
         return heard
-
-    def counts(self) -> dict[tuple[str, int], int]:
-        """How often each XID was heard since the start, by (UUID, code)."""
-        with self._lock:
-            return dict(self._counts)
 
     def _run(self) -> None:
         nvml = load(self._nvml)
@@ -117,7 +110,6 @@ class XidListener:
         uuid = _uuid(nvml, event.device, registered)
         with self._lock:
             self._heard.append(Xid(uuid, None, code, time.time(), meaning(code).title, "event"))
-            self._counts[uuid or "", code] += 1
 
 
 def _register(nvml: Any, events: Any) -> list[tuple[Any, str]] | Unavailable:

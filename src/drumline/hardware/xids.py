@@ -52,7 +52,8 @@ _CABLES: _Do = ("fail", "check that the GPU sits firmly and that its power cable
 _UPDATE: _Do = ("warn", "bring driver and firmware up to date")
 _LINK: _Do = ("fail", "reset the GPU; if it comes back, see nvidia-smi nvlink -e and have the links checked")
 _LINK5: _Do = ("warn", "decode it by the catalogue's table for XIDs 144 to 150; XID 154 tells what the driver wants")
-_FOLLOW: _Do = ("warn", "do what the message says; the driver sums up with it what other XIDs ask for")
+# Its finding is recovery_action, or another XID's: without the text of the log it says nothing by itself.
+_FOLLOW: _Do = ("ok", "do what the message says; the driver sums up with it what other XIDs ask for")
 
 # Numbers that the catalogue calls unused are absent, and so unknown here: only GPUs before Ampere sent them.
 _TABLE: dict[tuple[int, ...], tuple[str, _Do]] = {

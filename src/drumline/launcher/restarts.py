@@ -200,14 +200,17 @@ def _lost_and_sick(
     failures, reading = [failure, *_recorded(spec)], look()
     lost = lost_gpus(spec, failures, reading)
     if not policy.leaves_out_sick:
-        return lost, {}
+        # But for what the run itself has ended for: it would do so again and again.
+        sick = sick_gpus(spec, failures, reading, {}, {})
+        return {uuid: why for uuid, why in lost.items() if uuid not in sick}, sick
+    verdicts = judge()  # first: meanwhile the recorders of ranks that died have said what they saw
     # Of this attempt alone: what was told before has been left out.
     told = {
         str(line["gpu"]): f"sick: {line['message']}"
         for line in read_lines(spec.run.events)
         if line.get("event") == GPU_SICK and line["time"] >= began
     }
-    sick = sick_gpus(spec, failures, reading, judge(), told)
+    sick = sick_gpus(spec, failures, reading, verdicts, told)
     if reading.fault is None:  # one that is gone may come back
         sick = {uuid: why for uuid, why in sick.items() if uuid.lower() in present(reading)}
     return {uuid: why for uuid, why in lost.items() if uuid not in sick}, sick

@@ -50,12 +50,16 @@ class Workers:
 def choose_workers(config: HardwareConfig, hardware: Hardware) -> Workers:
     """Pure: one worker a GPU that `config` takes of these; without GPU num_processes, one unless said.
 
-    Raises HardwareError where no GPU is there though device is cuda.
+    Raises HardwareError where no GPU is there though device is cuda or count says how many.
     """
-    if config.device == "cpu":
+    if config.device == "cpu" and config.count is None:
         return Workers(config.num_processes or 1, ())
     gpus = tuple(gpu.uuid for gpu in named_gpus(hardware, config.gpus, config.exclude, config.count))
-    if not gpus:
+    if config.device == "cpu" or not gpus:
+        if config.count is not None:
+            what = f"hardware.count={config.count}, but "
+            what += "hardware.device=cpu" if config.device == "cpu" else f"no GPU is visible ({hardware.gpu_source})"
+            raise HardwareError(what, "leave hardware.count out, or see drumline doctor")
         if config.device == "cuda":
             raise HardwareError(
                 f"hardware.device=cuda, but no GPU is visible ({hardware.gpu_source})",

@@ -26,6 +26,14 @@ class World:
     run_id: str = "drumline"
     source: str = "python"
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError for a place that is none: its ranks would share one GPU."""
+        if not (0 <= self.rank < self.size and 0 <= self.local_rank < self.local_size <= self.size):
+            raise ConfigError(
+                f"rank {self.rank} of {self.size}, on its machine {self.local_rank} of {self.local_size}, is no place",
+                "ranks count from 0, and a World of several processes on a machine says local_rank and local_size",
+            )
+
 
 def detect_world(environ: Mapping[str, str] = os.environ) -> World:
     """Read the world from the launcher's variables.

@@ -18,12 +18,14 @@ LEAST_ROOM_BYTES = 1 << 30
 
 _WATCHED_OTHERWISE = ("xid_", "throttled_")
 """Beginnings of the codes of findings for which there are rules of their own: one fault raises one alarm."""
-_FOLLOWS_XID = ("lost", "recovery_action")
+_FOLLOWS_XID = ("lost", "recovery_action", "ecc_uncorrected", "rows_failed", "nvlink_down", "nvlink_errors")
 """Codes of findings that say again what an XID has said."""
+_STANDING = ("ecc_uncorrected_ever", "pages_retired", "nvlink_down")
+"""Codes of findings that, as warnings, are a GPU's lasting state: an alarm about them would never end."""
 
 
 def gpu_facts(
-    samples: Sequence[GpuSample], findings: Iterable[Finding] = (), xids: Iterable[Xid] = (), *, has_work: bool
+    samples: Sequence[GpuSample], findings: Iterable[Finding] | None = (), xids: Iterable[Xid] = (), *, has_work: bool
 ) -> dict[str, float]:
     """Of one GPU, by the names in METRICS; samples: those of the last minute, oldest first, at least one.
 
@@ -44,8 +46,10 @@ def gpu_facts(
     }
     if temperature is not None and last.slowdown_temperature_c is not None:
         facts["heat_margin_c"] = last.slowdown_temperature_c - temperature
-    if last.memory_used_bytes is not None and last.gpu.memory_bytes:
-        facts["memory_share"] = last.memory_used_bytes / last.gpu.memory_bytes
+    used, free = last.memory_used_bytes, last.memory_free_bytes
+    if used is not None and free is not None and used + free:
+        # Not of the whole: what the driver keeps for itself, a larger share of a small card, is neither.
+        facts["memory_share"] = used / (used + free)
     if has_work and use is not None:
         idle = use < IDLE_BELOW
         facts["idle"] = float(idle)
@@ -54,19 +58,21 @@ def gpu_facts(
     return known | health_facts(findings, xids)
 
 
-def health_facts(findings: Iterable[Finding], xids: Iterable[Xid]) -> dict[str, float]:
-    """How many findings and XIDs of each weight a GPU has, also one that cannot be read any more."""
+def health_facts(findings: Iterable[Finding] | None, xids: Iterable[Xid]) -> dict[str, float]:
+    """How many findings and XIDs of each weight a GPU has, also one that cannot be read any more.
+
+    findings: None where they are not known.
+    """
     weights = [meaning(xid.code, xid.text).status for xid in xids]
+    told = {"xid_failures": float(weights.count("fail")), "xid_warnings": float(weights.count("warn"))}
+    if findings is None:
+        return told
     others = [each for each in findings if not each.code.startswith(_WATCHED_OTHERWISE)]
     if "fail" in weights:
         others = [each for each in others if each.code not in _FOLLOWS_XID]
-    found = [each.status for each in others]
-    return {
-        "health_failures": float(found.count("fail")),
-        "health_warnings": float(found.count("warn")),
-        "xid_failures": float(weights.count("fail")),
-        "xid_warnings": float(weights.count("warn")),
-    }
+    failures = [each for each in others if each.status == "fail"]
+    warnings = [each for each in others if each.status == "warn" and each.code not in _STANDING]
+    return told | {"health_failures": float(len(failures)), "health_warnings": float(len(warnings))}
 
 
 def run_facts(run: RunFacts, free_bytes: int | None = None, checkpoint_bytes: int = 0) -> dict[str, float]:

@@ -118,7 +118,7 @@ GPU_ROWS: tuple[Row[GpuSample], ...] = (
         ("sm_active_ratio", "Streaming multiprocessors at work, of all, between two looks.", _pipe("sm_active")),
         ("sm_occupancy_ratio", "Warps resident, of the most that fit.", _pipe("sm_occupancy")),
         ("tensor_active_ratio", "Share of cycles in which tensor cores worked.", _pipe("tensor_active")),
-        ("dram_active_ratio", "Share of cycles in which memory was read or written.", _pipe("dram_active")),
+        ("dram_active_ratio", "Share of the memory's bandwidth that was used.", _pipe("dram_active")),
         ("fp16_active_ratio", "Share of cycles in which half-precision units worked.", _pipe("fp16_active")),
         ("fp32_active_ratio", "Share of cycles in which single-precision units worked.", _pipe("fp32_active")),
         ("fp64_active_ratio", "Share of cycles in which double-precision units worked.", _pipe("fp64_active")),

@@ -92,7 +92,7 @@ class GPUMonitor:
 
     @property
     def history(self) -> History:
-        """All looks so far, by UUID; `with monitor.history.phase(name)` gives a span a name for get_gpu_summary."""
+        """The newest looks, by UUID; `with monitor.history.phase(name)` gives a span a name for get_gpu_summary."""
         return self._sampler.history
 
     def start_monitoring(self) -> None:
@@ -156,7 +156,10 @@ class GPUMonitor:
             logger.info("%sno GPU: %s", start, self.source)
 
     def get_gpu_summary(self, last_s: float | None = None, phase: str | None = None) -> dict[str, GpuSummary]:
-        """What the watched GPUs did, by UUID: over all looks, the newest seconds, or the last phase of that name."""
+        """What the watched GPUs did, by UUID: over all looks, the newest seconds, or the last phase of that name.
+
+        Of a time longer than the history keeps, percentiles tell of the end only, as does a phase as a whole.
+        """
         summaries = {}
         for gpu in self.gpus:
             windows = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,6 +24,10 @@ WINDOW_S = 60.0
 MOST_XIDS = 1000
 XID_AGE_S = 3600.0
 """How long an XID that came during the watch is held against a GPU; a reset leaves no mark."""
+LOG_AGAIN_S = 300.0
+"""When a kernel log that could not be read is tried again: each time may start programs."""
+SAME_S = 60.0
+"""How far the times of an event and of its line in the kernel's log may lie apart."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,8 @@ class Health:
     """By UUID; empty where the driver gave none."""
     xids: tuple[Xid, ...] = ()
     """Those of the last hour that came since the watch began, oldest first."""
+    late: bool = False
+    """Whether the driver did not answer in time, or was not asked yet: then missing verdicts mean nothing."""
 
     def xids_of(self, uuid: str, parent: str | None = None) -> list[Xid]:
         """Of one GPU; parent: of a MIG instance, the GPU that it is a part of."""
@@ -50,6 +56,8 @@ class HealthWatch:
         self._looks: deque[tuple[HealthFacts, ...]] = deque()
         self.heard: deque[Xid] = deque(maxlen=MOST_XIDS)
         self._read_until = time.time()
+        self._log_due = 0.0
+        self._most_up: dict[str, int] = {}
         self._uuids: dict[str, str] = {}
 
     def __call__(self) -> Health:
@@ -57,11 +65,17 @@ class HealthWatch:
         looked = within(LIMIT_S, self._look, self._session.nvml)
         self._hear()
         if isinstance(looked, Unavailable):
-            return Health(xids=tuple(self.heard))
+            return Health(xids=tuple(self.heard), late=True)
         facts, samples = looked
-        found = verdicts(facts, samples, tuple(self.heard), self._looks[0] if self._looks else ())
+        before = self._looks[0] if self._looks else ()
+        # A link that died stays dead, however long ago that was.
+        before = tuple(replace(one, nvlinks_up=self._most_up.get(one.uuid)) for one in before)
+        found = verdicts(facts, samples, tuple(self.heard), before)
         if facts:
             self._looks.append(facts)
+        for one in facts:
+            if one.nvlinks_up is not None:
+                self._most_up[one.uuid] = max(one.nvlinks_up, self._most_up.get(one.uuid, 0))
         while len(self._looks) > 1 and self._looks[-1][0].time - self._looks[1][0].time >= WINDOW_S:
             self._looks.popleft()
         return Health(found, tuple(self.heard))
@@ -73,15 +87,31 @@ class HealthWatch:
 
     def _hear(self) -> None:
         """Take in new XIDs, each with the UUID of its GPU where that is known, and let go of old ones."""
-        heard = self.listener.drain()
         now = time.time()
-        if self.listener.fault is not None:
-            heard += read_xids(self._read_until)[0]
+        heard = self.listener.drain()
+        if self.listener.fault is None:
             self._read_until = now
-        for xid in heard:
-            self.heard.append(xid if xid.uuid else replace(xid, uuid=self._uuids.get(xid.pci_address or "")))
-        while self.heard and self.heard[0].time < now - XID_AGE_S:
-            self.heard.popleft()
+        elif now >= self._log_due:
+            heard += self._logged(heard, now)
+        kept = [xid for xid in (*self.heard, *heard) if xid.time >= now - XID_AGE_S]
+        self.heard = deque(kept, MOST_XIDS)
+
+    def _logged(self, heard: Sequence[Xid], now: float) -> list[Xid]:
+        """What the kernel's log has since it was last read or events came, less what was heard as an event."""
+        since = self._read_until
+        found, why_not = read_xids(since)
+        if why_not is not None:
+            self._log_due = now + LOG_AGAIN_S
+            return []
+        self._read_until = now
+        told = {
+            (xid.uuid, xid.code)
+            for xid in (*self.heard, *heard)
+            if xid.origin == "event" and xid.time >= since - SAME_S
+        }
+        known = [replace(xid, uuid=xid.uuid or self._uuids.get(xid.pci_address or "")) for xid in found]
+        # What came during the reading is left to the next one, which begins at `now`.
+        return [xid for xid in known if xid.time < now and (xid.uuid, xid.code) not in told]
 
     def close(self) -> None:
         """Give back session and listener."""

@@ -1,4 +1,4 @@
-"""The last hour of every GPU in ring buffers of fixed size, by UUID and field."""
+"""The last hour of every GPU in ring buffers of fixed size, by UUID and field; of what was before, totals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields
 from drumline.hardware.records import GpuSample, Pipes, Snapshot
 from drumline.hardware.sample import HARMLESS
 from drumline.monitor.forks import renew_after_fork
-from drumline.monitor.window import Window
+from drumline.monitor.window import Total, Window
 
 SIZE = 3600
 """Looks kept of each GPU: an hour at one a second, in about 1 MB."""
@@ -62,6 +62,7 @@ class _Rings:
         self.size = size
         self.times = array("d", [math.nan]) * size
         self.values: dict[str, array[float]] = {}
+        self.totals: dict[str, Total] = {}
         self.added = 0
         self.before: tuple[float, GpuSample] | None = None
 
@@ -79,7 +80,10 @@ class _Rings:
         for name, value in values.items():
             if name not in self.values:
                 self.values[name] = array("d", [math.nan]) * self.size
-            self.values[name][(self.added - 1) % self.size] = value
+                self.totals[name] = Total()
+            place = (self.added - 1) % self.size
+            self.values[name][place] = value
+            self.totals[name].add(self.times[place], value)
 
     def _rates(self, now: float, sample: GpuSample) -> dict[str, float]:
         rates: dict[str, float] = {}
@@ -141,12 +145,6 @@ class History:
             if uuid in self._rings:
                 self._rings[uuid].amend(values)
 
-    @property
-    def uuids(self) -> tuple[str, ...]:
-        """GPUs and MIG instances that were seen, also such as are gone since."""
-        with self._lock:
-            return tuple(self._rings)
-
     def series(
         self, uuid: str, field: str, *, last_s: float | None = None, since: float = -math.inf, until: float = math.inf
     ) -> tuple[list[float], list[float]]:
@@ -172,15 +170,20 @@ class History:
     ) -> Window | None:
         """Statistics of one field: of the newest seconds, of a span, or of the last phase of that name.
 
-        None where there is no value: no such GPU, field or phase, or nobody said anything meanwhile.
+        Without any of these it is of all looks there ever were; percentiles are of those that are kept. None where
+        there is no value: no such GPU, field or phase, or nobody said anything meanwhile.
         """
+        whole = last_s is None and phase is None and math.isinf(since) and math.isinf(until)
         if phase is not None:
             span = self.span(phase)
             if span is None:
                 return None
             since, until = max(since, span[0]), min(until, span[1])
         times, values = self.series(uuid, field, last_s=last_s, since=since, until=until)
-        return Window.of(times, values, None if math.isinf(until) else until)
+        window = Window.of(times, values, None if math.isinf(until) else until)
+        with self._lock:
+            rings = self._rings.get(uuid) if whole else None
+            return window if window is None or rings is None else rings.totals[field].over(window)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

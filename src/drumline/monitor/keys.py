@@ -158,7 +158,8 @@ class Keys:
         for number in (each for each in ENDING if signal.getsignal(each) != signal.SIG_IGN):
             self._handlers[number] = signal.signal(number, self._on_end)
         self._handlers[signal.SIGWINCH] = signal.signal(signal.SIGWINCH, lambda *_: self._tell(RESIZE))
-        self._handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, lambda *_: self._tell(SUSPEND))
+        if self._stream is not None:  # who only reads signals has nothing to give back before it stops
+            self._handlers[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, lambda *_: self._tell(SUSPEND))
 
     def _stop_listening(self) -> None:
         for number, handler in self._handlers.items():

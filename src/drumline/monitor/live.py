@@ -47,10 +47,10 @@ def _until_left(live: Live, keys: Keys, scene_of: Callable[[], Scene], every_s: 
         except OSError:  # the terminal has gone
             return replace(state, done=True)
         events = keys.read(max(0.0, due - time.monotonic()))
-        if SUSPEND in events:
-            return state
         if END in events:
             return replace(state, done=True)
+        if SUSPEND in events:
+            return state
         for key in events:
             state = press(state, key, scene) if key != RESIZE else state
         if state.done:

@@ -40,11 +40,6 @@ class LossTrend:
             self._spread = median(abs(each - level) for each in self._recent)
 
     @property
-    def is_finite(self) -> bool:
-        """Whether the newest loss is a number."""
-        return self.last is None or math.isfinite(self.last)
-
-    @property
     def rise(self) -> float | None:
         """How far the newest window's median lies over the best one, as a share of it; 0 within noise, None: too early.
 

@@ -10,7 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drumline.config.monitor import MonitorConfig
+from drumline.hardware.health import Finding
 from drumline.hardware.records import GpuSample, Snapshot
+from drumline.hardware.xids import Xid
 from drumline.monitor import alerts
 from drumline.monitor.alert_facts import gpu_facts, health_facts, run_facts
 from drumline.monitor.alert_rules import MINUTE_S, rules_of
@@ -19,6 +21,8 @@ from drumline.monitor.runs import RunFacts, room_of
 from drumline.monitor.sampler import Sampler
 from drumline.monitor.sinks import Sinks
 from drumline.rundir import RunDir
+
+_AT_THE_END = ("failed", "energy_j")
 
 
 @dataclass(frozen=True)
@@ -85,16 +89,34 @@ class MachineAlerts:
             recent = {uuid: list(samples) for uuid, samples in self._recent.items()}
         busy = {uuid for run in runs if run.facts.state == "running" and run.facts.step for uuid in run.facts.gpus}
         facts: dict[str, Mapping[str, float]] = {}
-        for sample in latest.gpus if latest is not None and sampler.stuck is None else ():
+        samples = latest.gpus if latest is not None else ()
+        # What is wrong with a GPU is told of it alone, and not once more of each of its instances.
+        whole = {sample.gpu.uuid for sample in samples}
+        parts = {sample.gpu.uuid for sample in samples if sample.gpu.parent in whole}
+        for sample in samples if sampler.stuck is None else ():
             uuid = sample.gpu.uuid
-            verdict, xids = health.verdicts.get(uuid), health.xids_of(uuid, sample.gpu.parent)
-            findings = () if verdict is None else verdict.findings
+            findings, xids = ((), []) if uuid in parts else _news(health, uuid, sample.gpu.parent)
             facts[uuid] = gpu_facts(recent.get(uuid, [sample]), findings, xids, has_work=uuid in busy)
-        for uuid, verdict in health.verdicts.items():
-            facts.setdefault(uuid, health_facts(verdict.findings, health.xids_of(uuid)))
+        reported = {xid.uuid for xid in health.xids if xid.uuid is not None}
+        for uuid in sorted({*health.verdicts, *reported} - facts.keys() - parts):
+            facts[uuid] = health_facts(*_news(health, uuid))
         for run in runs:
-            facts[str(run.facts.path)] = run_facts(run.facts, run.free_bytes, run.checkpoint_bytes)
+            if run.facts.here:
+                facts[str(run.facts.path)] = _run_facts(run)
         if latest is None or not latest.no_gpu:
             age = sampler.age_s()
             facts[self._hostname] = {"driver_age_s": now - self._began if age is None else age}
         return facts
+
+
+def _news(health: Health, uuid: str, parent: str | None = None) -> tuple[Sequence[Finding] | None, list[Xid]]:
+    """Findings, None where they are not known, and XIDs of a GPU."""
+    verdict = health.verdicts.get(uuid)
+    findings = verdict.findings if verdict is not None else None if health.late else ()
+    return findings, health.xids_of(uuid, parent)
+
+
+def _run_facts(run: RunHere) -> dict[str, float]:
+    """Of a run that is over, only how it ended: nothing else can be mended any more."""
+    found = run_facts(run.facts, run.free_bytes, run.checkpoint_bytes)
+    return found if run.facts.state in ("starting", "running") else {name: found[name] for name in _AT_THE_END}

@@ -7,13 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from drumline.config.monitor import MonitorConfig
-from drumline.hardware.health import Verdict, read_verdicts
+from drumline.hardware.health import Verdict, read_verdicts, verdict_of
 from drumline.hardware.records import GpuSample, Snapshot
 from drumline.hardware.xids import Xid
 from drumline.monitor.activity import activity
@@ -25,7 +25,7 @@ from drumline.monitor.health_watch import Health, HealthWatch
 from drumline.monitor.machine_alerts import MachineAlerts, RunHere, with_room
 from drumline.monitor.runs import RunFacts, RunsOnThisMachine
 from drumline.monitor.sampler import Sampler
-from drumline.monitor.scene import RATES_S, SEVERITY, Scene
+from drumline.monitor.scene import RATES_S, Scene
 
 HEALTH_EVERY_S, RUNS_EVERY_S, ALERTS_EVERY_S = 15.0, 2.0, 1.0
 PAST_EVERY_S = 300.0
@@ -54,7 +54,7 @@ class MachineWatch:
         self._machine_alerts = MachineAlerts(config)
         self.sampler = Sampler(config.every_s, source=sources.snapshot, on_sample=self._machine_alerts.add)
         self._reader = _HealthOfGpus(self.sampler, sources)
-        self._health = Background(self._reader, HEALTH_EVERY_S, Health())
+        self._health = Background(self._reader, HEALTH_EVERY_S, Health(late=True))
         self._runs: Background[list[RunHere]] = Background(
             lambda: [with_room(run) for run in sources.runs()], RUNS_EVERY_S, []
         )
@@ -115,10 +115,17 @@ class MachineWatch:
 
     def health(self) -> Health:
         """The GPUs' health. Raises TimeoutError where it could not be read lately."""
-        return self._health.fresh()
+        health = self._health.fresh()
+        if health.late:
+            raise TimeoutError("the driver does not answer")
+        return health
 
     def xid_counts(self) -> dict[tuple[str | None, int], int]:
-        """By UUID and code, how many XIDs came since the watch began."""
+        """By UUID and code, how many XIDs came since the watch began; they come though the driver answers nothing.
+
+        Raises TimeoutError where nobody has looked lately.
+        """
+        self._health.fresh()
         return dict(self._reader.counts)
 
     def _activity(self, sample: GpuSample) -> str:
@@ -142,9 +149,7 @@ def with_past(verdict: Verdict, past: Verdict | None) -> Verdict:
     """Pure: a verdict with what is still held against the GPU for XIDs that came before the watch."""
     known = {finding.code for finding in verdict.findings}
     old = [finding for finding in (past.findings if past is not None else ()) if finding.code.startswith("xid_")]
-    findings = [*verdict.findings, *(finding for finding in old if finding.code not in known)]
-    findings.sort(key=lambda finding: -SEVERITY.get(finding.status, 0))
-    return Verdict(verdict.uuid, findings[0].status if findings else "ok", tuple(findings))
+    return verdict_of(verdict.uuid, [*verdict.findings, *(finding for finding in old if finding.code not in known)])
 
 
 class _HealthOfGpus:
@@ -171,7 +176,7 @@ class _HealthOfGpus:
             self._past = self._sources.past()
             self._past_due = time.monotonic() + PAST_EVERY_S
         found = {uuid: with_past(verdict, self._past.get(uuid)) for uuid, verdict in health.verdicts.items()}
-        return Health(found, health.xids)
+        return replace(health, verdicts=found)
 
     def close(self) -> None:
         """Give back what the reader holds."""

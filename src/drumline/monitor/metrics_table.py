@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
@@ -46,6 +47,11 @@ class Watch:
     stuck: str | None
 
 
+def _without_numbers(source: str) -> str:
+    """Seconds and pids are ever new ones, and each would be a new series."""
+    return re.sub(r"\d+(?= s\b)|(?<=process )\d+", "some", source)
+
+
 WATCH_ROWS: tuple[Row[Watch], ...] = (
     Row(
         "drumline_sample_age_seconds",
@@ -79,10 +85,16 @@ WATCH_ROWS: tuple[Row[Watch], ...] = (
         lambda watch: None if watch.snapshot is None else len(watch.snapshot.problems),
     ),
     Row(
+        "drumline_gpus_unreadable",
+        "",
+        "Whether there is a driver that tells of no GPU at all (1) or not (0).",
+        lambda watch: None if watch.snapshot is None else float(not watch.snapshot.gpus and not watch.snapshot.no_gpu),
+    ),
+    Row(
         "drumline_source_info",
         "",
         "Where the values of the GPUs come from, or why there are none; always 1.",
-        lambda watch: None if watch.snapshot is None else {(watch.snapshot.source,): 1.0},
+        lambda watch: None if watch.snapshot is None else {(_without_numbers(watch.snapshot.source),): 1.0},
         labels=("source",),
     ),
 )

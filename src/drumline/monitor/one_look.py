@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from drumline.hardware.health import Verdict, read_verdicts
+from drumline.hardware.nvml import INIT_LIMIT_S
 from drumline.hardware.records import GpuSample, Snapshot
 from drumline.hardware.sample import read_snapshot, take
 from drumline.hardware.session import Session, open_session
@@ -16,8 +17,8 @@ from drumline.hardware.waiting import Unavailable, within
 from drumline.monitor.activity import activity
 from drumline.monitor.scene import RATES_S, Scene
 
-LIMIT_S = 5.0
-"""How long the driver may take for each part."""
+LIMIT_S = INIT_LIMIT_S
+"""How long the driver may take for each part: a GPU that nobody uses, without persistence mode, is started for it."""
 
 
 @dataclass(frozen=True)

@@ -70,18 +70,21 @@ class Collector:
             self._sampler.stuck,
         )
         samples = watch.snapshot.gpus if watch.snapshot is not None and watch.age_s <= STALE_S else ()
-        runs: Sequence[RunFacts] = self._read("runs") or ()
+        runs: Sequence[RunFacts] = [run for run in self._read("runs") or () if run.here]
         verdicts: Mapping[str, Verdict] = self._read("verdicts") or {}
         counts: XidCounts = self._read("xids") or {}
-        names = self._name(
-            {sample.gpu.uuid: sample.gpu.name for sample in samples}, [*verdicts, *(u for u, _ in counts)]
-        )
+        mentioned = [*verdicts, *(uuid for uuid, _ in counts)]
+        if "xids" in self._sources and not (watch.snapshot is not None and watch.snapshot.no_gpu):
+            mentioned.append("")  # an XID of an unknown GPU has no UUID; its counter is there from the start too
+        names = self._name({sample.gpu.uuid: sample.gpu.name for sample in samples}, mentioned)
 
         yield from self._families(WATCH_ROWS, (), [((), watch)])
         ages = {name: source.age_s() for name, source in self._sources.items()}
         yield from self._families(SOURCE_ROWS, (), [((), ages)])
         yield from self._families(GPU_ROWS, GPU_LABELS, [((s.gpu.uuid, s.gpu.name), s) for s in samples])
-        of_verdicts = [((uuid, names[uuid]), verdict) for uuid, verdict in verdicts.items()]
+        # A MIG instance has its GPU's verdict, and one fault is told once.
+        parts = {s.gpu.uuid for s in (watch.snapshot.gpus if watch.snapshot else ()) if s.gpu.parent in verdicts}
+        of_verdicts = [((uuid, names[uuid]), verdict) for uuid, verdict in verdicts.items() if uuid not in parts]
         yield from self._families(HEALTH_ROWS, GPU_LABELS, of_verdicts)
         if "xids" in self._sources:
             by_gpu: dict[str, Counter[int]] = {uuid: Counter() for uuid in names}

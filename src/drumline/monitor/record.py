@@ -20,13 +20,13 @@ from drumline.errors import DrumlineError
 from drumline.launcher.processes import die_with_parent
 from drumline.launcher.recording import END, PHASE, RecordingJob
 from drumline.monitor.health_watch import HealthWatch
-from drumline.monitor.recording import Recording, Sources
+from drumline.monitor.recording import VERDICT_S, Recording, Sources
 
 logger = logging.getLogger("drumline")
 
 TICK_S = 1.0
-LAST_S = 9
-"""How long its own end may take; then the kernel ends it."""
+LAST_S = 4
+"""How long its own end may take; then the kernel ends it. A killed launcher's workers may take 5 s before."""
 PARENTS_END_S = 1.0
 """How long a parent that is ending may still be there after its end of the pipe is."""
 # What whoever stops a run sends to all of its processes: the run then saves and ends, and is watched to its end.
@@ -99,10 +99,8 @@ def main(arguments: Sequence[str], sources: Sources | None = None) -> int:
             return 0
         die_with_parent(signal.SIGTERM, job.parent)  # which wakes; see `woken_by_signals`
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
-        health = None
         if sources is None:
-            health = HealthWatch() if job.gpus else None
-            sources = Sources(health=health)
+            sources = Sources(health=HealthWatch() if job.gpus else None)
         try:
             recording = Recording(job, sources)
         except DrumlineError as error:
@@ -116,12 +114,10 @@ def main(arguments: Sequence[str], sources: Sources | None = None) -> int:
                 recording.enter(parent.phases.pop(0))
             recording.tick()
         # From here on nobody waits: a file system or a driver that hangs must not keep it.
+        signal.alarm(LAST_S + VERDICT_S)
+        recording.await_verdict()
         signal.alarm(LAST_S)
-        if not parent.said_so:
-            recording.await_verdict()
         recording.close()
-        if health is not None:
-            health.close()
     return 0
 
 
@@ -129,7 +125,7 @@ def main(arguments: Sequence[str], sources: Sources | None = None) -> int:
 def woken_by_signals() -> Iterator[int]:
     """Inside, SIGTERM and what stops a run end nothing; SIGTERM can be read from the descriptor that this gives.
 
-    After one that tells of the parent's end the kernel ends this process in LAST_S at the latest.
+    After one that tells of the parent's end the kernel ends this process in LAST_S + VERDICT_S at the latest.
     """
     reader, writer = socket.socketpair()
     for end in (reader, writer):
@@ -137,8 +133,8 @@ def woken_by_signals() -> Iterator[int]:
     first = os.getppid()
 
     def limit(number: int, frame: FrameType | None) -> None:
-        if os.getppid() != first:
-            signal.alarm(LAST_S)
+        if os.getppid() != first and signal.getitimer(signal.ITIMER_REAL)[0] == 0.0:  # which alarm sets
+            signal.alarm(LAST_S + VERDICT_S)
 
     before = {number: signal.signal(number, signal.SIG_IGN) for number in _IGNORED}
     before[signal.SIGTERM] = signal.signal(signal.SIGTERM, limit)

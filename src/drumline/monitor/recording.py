@@ -21,7 +21,7 @@ from drumline.monitor.alert_rules import MINUTE_S, rules_of
 from drumline.monitor.energy import EnergyMeter
 from drumline.monitor.health_news import HealthNews
 from drumline.monitor.health_watch import Health
-from drumline.monitor.runs import RunFacts, RunWatch, room_of
+from drumline.monitor.runs import RunFacts, RunWatch, holder_of, room_of
 from drumline.monitor.sampler import Sampler
 from drumline.monitor.sinks import Sinks
 from drumline.monitor.slow_source import SlowSource
@@ -33,10 +33,12 @@ logger = logging.getLogger("drumline")
 HEALTH_EVERY_S = 15.0
 RUN_EVERY_S = 5.0
 """Between two looks at the run's own files, which may lie on a slow file system."""
-VERDICT_S, VERDICT_LOOK_S = 5.0, 0.1
-"""How long a launcher may take to write exit.json after a worker was killed, and between two looks for it."""
+VERDICT_S, VERDICT_LOOK_S = 8, 0.1
+"""How long a launcher may take to say what becomes of a run whose worker has ended, and between two looks for it."""
 PHASE_S = 5.0
 """How long a phase must last to have records of its own; a shorter one is in the record of those around it."""
+SINKS_S = 2.0
+"""What of the recorder's own end the last alerts may take."""
 WAIT_S = 0.5
 """How long a look at the health may hold up everything else; a slow one is used when it is there."""
 
@@ -91,9 +93,10 @@ class Recording:
         self._meter = EnergyMeter()
         self.sampler = Sampler(self._config.every_s, source=sources.snapshot, clock=sources.clock, on_sample=self._take)
         self._health_source = None if sources.health is None else SlowSource(sources.health, WAIT_S, sources.clock)
-        self._health = Health()
+        self._health = Health(late=True)
         self._news = HealthNews(job.gpus)
         self._facts: RunFacts | None = None
+        self._over = False
         self._room: tuple[int | None, int] = (None, 0)
         self._due = {self._look_at_health: 0.0, self._look_at_run: 0.0, self._record: self._config.record_every_s}
         self._began = self._phase_since = sources.clock()
@@ -124,25 +127,35 @@ class Recording:
         self._alert()
 
     def await_verdict(self) -> None:
-        """After a worker's death: wait until its launcher, if it has one, has said how the run ended.
+        """After the worker's end: wait until its launcher, if it lives, has said how the run ended.
 
-        One that starts the workers again says nothing within VERDICT_S, and the run has not failed.
+        One that starts the workers again takes back a failed worker's exit.json, and then the run has not failed. What
+        the GPUs have is told first, so that the launcher can leave a sick one out.
         """
         limit = time.monotonic() + VERDICT_S
         self._look_at_run()
-        while self._facts is not None and self._facts.state == "starting" and time.monotonic() < limit:
+        state = self._open_state()
+        if state is not None:
+            self._look_at_health(asks=False)
+        while state is not None and self._open_state() == state and time.monotonic() < limit:
             time.sleep(VERDICT_LOOK_S)
             self._look_at_run()
+
+    def _open_state(self) -> str | None:
+        """The state of a run of which its launcher, which lives, may still say something else; None: it is final."""
+        if self._facts is None or self._facts.state not in ("starting", "failed"):
+            return None
+        return self._facts.state if holder_of(self._run.logs / "launch.lock") == "alive" else None
 
     def close(self) -> None:
         """The last record and the last alerts, and give everything back."""
         self._look_at_run()
         if self._facts is None or self._facts.state not in ("done", "interrupted"):
-            self._look_at_health()  # it may well be why
+            self._look_at_health(asks=False)  # it may well be why
         self._alert()
         self._record()
         self.sampler.stop()
-        self._sinks.close()
+        self._sinks.close(SINKS_S)
         self._lines.close()
         self._events.close()
 
@@ -157,10 +170,11 @@ class Recording:
                 while recent[0].time < sample.time - MINUTE_S:
                     recent.popleft()
 
-    def _look_at_health(self) -> None:
+    def _look_at_health(self, *, asks: bool = True) -> None:
+        """asks: whether a restart may be asked for; at its end that would be one of the next attempt."""
         if self._health_source is None or not self._job.gpus:
             return
-        self._health = self._health_source.get() or Health()
+        self._health = self._health_source.get() or Health(late=True)
         with self._lock:
             parents = {recent[-1].gpu.parent for recent in self._recent.values()}
         for event in self._news.of(self._health, {uuid for uuid in parents if uuid is not None}):
@@ -168,7 +182,7 @@ class Recording:
             if event["event"] == "gpu_sick":
                 reason = f"GPU {event['gpu']} has turned sick: {event['message']}"
                 logger.warning("%s", reason)
-                if self._job.sick_gpu == "at_once":
+                if asks and self._job.sick_gpu == "at_once":
                     self._ask_for_restart(reason)
 
     def _ask_for_restart(self, reason: str) -> None:
@@ -182,10 +196,23 @@ class Recording:
         if self._watch is None:
             return
         self._facts = self._watch.look()
+        over = self._facts.state in ("done", "interrupted")
+        if over and not self._over:
+            self._record()
+        elif self._over and not over:
+            self._begin_anew()
+        self._over = over
         try:
             self._room = room_of(self._run)
         except OSError as error:
             logger.warning("%s cannot be looked at: %s", self._run.path, error)
+
+    def _begin_anew(self) -> None:
+        """In a notebook a run that was over goes on: what its GPUs took in between is not the run's."""
+        self._spent_at = self._phase_since = self._clock()
+        self._phases = {}
+        with self._lock:
+            self._joules = self._meter.joules(self._job.gpus) or 0.0
 
     def _alert(self) -> None:
         """Look at all rules; pending ones are nobody's concern yet."""
@@ -207,7 +234,7 @@ class Recording:
         here = {sample.gpu.uuid for sample in latest.gpus} if latest is not None else set()
         for uuid in self._job.gpus:
             verdict, samples = self._health.verdicts.get(uuid), recent.get(uuid)
-            findings = () if verdict is None else verdict.findings
+            findings = verdict.findings if verdict is not None else None if self._health.late else ()
             xids = self._health.xids_of(uuid, samples[-1].gpu.parent if samples else None)
             if samples and uuid in here and self.sampler.stuck is None:
                 facts[uuid] = gpu_facts(samples, findings, xids, has_work=trains)
@@ -221,7 +248,9 @@ class Recording:
         return facts
 
     def _record(self) -> None:
-        """A line about all looks since the one before; nothing where nobody told anything."""
+        """A line about all looks since the one before; nothing where nobody told anything, or the run is over."""
+        if self._over:
+            return
         since, now = self._spent_at, self._clock()
         self._spend(now)
         self._end_phase(self._phase)

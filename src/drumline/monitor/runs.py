@@ -49,7 +49,7 @@ class RunFacts:
     step_age_s: float | None = None
     """Since its last log line, or, before the first one, its last sign of life; None once it has ended."""
     overdue_s: float | None = None
-    """The same, less the usual time between two lines."""
+    """The same, less the usual time between two lines; None before the first, when nobody knows it."""
     loss: float | None = None
     """Of the last log line; may be NaN or infinite."""
     eval_loss: float | None = None
@@ -70,6 +70,8 @@ class RunFacts:
     """Why it ended."""
     alerts: tuple[str, ...] = ()
     """Names of the rules that fire."""
+    here: bool = True
+    """Whether this machine has it, or had it last; in a folder that machines share, its own one alone tells of it."""
 
 
 class RunWatch:
@@ -110,7 +112,7 @@ class RunWatch:
             total_steps=total,
             epoch=_whole(self._last.get("epoch")),
             step_age_s=age,
-            overdue_s=None if age is None or state != "running" else max(0.0, age - usual_s),
+            overdue_s=None if age is None or state != "running" or usual_s is None else max(0.0, age - usual_s),
             loss=self._trend.last,
             eval_loss=_number(self._eval.get("loss")),
             loss_rise=self._trend.rise,
@@ -126,6 +128,7 @@ class RunWatch:
             cost=spent.cost,
             message=str(end.get("message") or ""),
             alerts=tuple(dict.fromkeys(rule for rule, _ in self._firing)),
+            here=_is_here(self._run),
         )
 
     def _read_metrics(self) -> None:
@@ -162,11 +165,15 @@ class RunWatch:
     def _sign_age(self) -> float | None:
         return None if self._sign is None else max(0.0, self._clock() - self._sign)
 
-    def _pace(self) -> tuple[float | None, float]:
-        """Seconds an update, and between two log lines; medians of the newest, so that a pause does not count."""
+    def _pace(self) -> tuple[float | None, float | None]:
+        """Seconds an update, and between two log lines; medians of the newest, so that a pause does not count.
+
+        Before the second line its time since the start stands for the latter; before the first nobody knows it.
+        """
         pairs = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(self._lines) if b[0] > a[0]]
         updates = [seconds / steps for seconds, steps in pairs if steps > 0]
-        return median(updates) if updates else None, median([s for s, _ in pairs]) if pairs else 0.0
+        first = self._lines[0][0] if self._lines else None
+        return median(updates) if updates else None, median([s for s, _ in pairs]) if pairs else first
 
 
 def state_of(run: RunDir, end: Mapping[str, Any]) -> RunState:
@@ -180,6 +187,13 @@ def state_of(run: RunDir, end: Mapping[str, Any]) -> RunState:
     if launcher == "alive" or run_holder == launcher == "nobody":
         return "starting"
     return "elsewhere" if "elsewhere" in (run_holder, launcher) else "killed"
+
+
+def _is_here(run: RunDir) -> bool:
+    """Whether this machine has it, or took it last: locks keep their holder's name, and the launcher's comes first."""
+    run_holder, launcher = (holder_of(run.logs / f"{role}.lock") for role in ("run", "launch"))
+    last = launcher if run_holder == "nobody" or launcher == "alive" else run_holder
+    return last != "elsewhere"
 
 
 def holder_of(lock: Path) -> Literal["alive", "gone", "elsewhere", "nobody"]:
@@ -243,11 +257,6 @@ def recorded() -> Iterator[Path]:
         command = process.info["cmdline"] or []
         if MODULE in command[:-1]:
             yield Path(command[command.index(MODULE) + 1])
-
-
-def runs_on_this_machine(folders: Iterable[Path] = ()) -> list[RunFacts]:
-    """One look of RunsOnThisMachine, for who does not look again."""
-    return RunsOnThisMachine(folders)()
 
 
 def room_of(run: RunDir) -> tuple[int, int]:

@@ -129,13 +129,13 @@ def press(state: ViewState, key: str, scene: Scene) -> ViewState:
     if state.help:  # any key leads back from the help, q too
         return replace(state, help=False)
     if key.isdecimal() and 1 <= int(key) <= len(VIEWS):
-        return replace(state, view=VIEWS[int(key) - 1])
+        return _at(state, scene, VIEWS[int(key) - 1])
     changes: dict[str, Callable[[], ViewState]] = {
         "q": lambda: replace(state, done=True),
-        "tab": lambda: replace(state, view=_next(VIEWS, state.view, 1)),
-        "back tab": lambda: replace(state, view=_next(VIEWS, state.view, -1)),
-        "right": lambda: replace(state, view=_next(VIEWS, state.view, 1)),
-        "left": lambda: replace(state, view=_next(VIEWS, state.view, -1)),
+        "tab": lambda: _at(state, scene, _next(VIEWS, state.view, 1)),
+        "back tab": lambda: _at(state, scene, _next(VIEWS, state.view, -1)),
+        "right": lambda: _at(state, scene, _next(VIEWS, state.view, 1)),
+        "left": lambda: _at(state, scene, _next(VIEWS, state.view, -1)),
         "s": lambda: replace(state, sort=_next(SORTS, state.sort, 1), reverse=False),
         "r": lambda: replace(state, reverse=not state.reverse),
         "p": lambda: replace(state, paused=not state.paused),
@@ -144,12 +144,18 @@ def press(state: ViewState, key: str, scene: Scene) -> ViewState:
         "j": lambda: _move(state, scene, 1),
         "up": lambda: _move(state, scene, -1),
         "k": lambda: _move(state, scene, -1),
-        "enter": lambda: replace(state, view="gpu"),
+        "enter": lambda: _at(state, scene, "gpu"),
         "escape": lambda: replace(state, view="overview"),
         "?": lambda: replace(state, help=True),
         "h": lambda: replace(state, help=True),
     }
     return changes[key]() if key in changes else state
+
+
+def _at(state: ViewState, scene: Scene, view: str) -> ViewState:
+    """Another view. The page of one GPU keeps to the one it began with, whichever comes first in the order later."""
+    current = selected(scene, state) if view == "gpu" else None
+    return replace(state, view=view, selected=state.selected if current is None else current.gpu.uuid)
 
 
 def _next(choices: Sequence[str], current: str, step: int) -> str:

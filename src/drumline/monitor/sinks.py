@@ -101,12 +101,7 @@ class EmailsSink:
         self._limit_s = limit_s
         self._password = ""
         if settings.password_env is not None:
-            if settings.password_env not in environ:
-                raise ConfigError(
-                    f"the variable {settings.password_env} with the mail server's password is not set",
-                    "export it where the run is started, or leave monitor.alerts.email.password_env out",
-                )
-            self._password = environ[settings.password_env]
+            self._password = _kept_in(settings.password_env, "monitor.alerts.email.password_env", environ)
 
     def send(self, note: Note) -> None:
         """One attempt. Raises OSError, of which smtplib's errors are."""
@@ -184,13 +179,14 @@ class Sinks:
     """All that are told of alerts: the log of each, the others of those that are severe enough."""
 
     def __init__(self, config: AlertsConfig, pauses_s: Sequence[float] = PAUSES_S) -> None:
-        """Raises ConfigError for an e-mail password that is nowhere."""
+        """Raises ConfigError for an e-mail password or a webhook that is nowhere."""
         self._least = _SEVERITIES.index(config.min_severity)
         sinks: dict[str, Sink] = {}
         if config.file is not None:
             sinks[str(config.file)] = FileSink(config.file)
-        if config.webhook is not None:
-            sinks[_without_secrets(config.webhook)] = WebhookSink(config.webhook)
+        if config.webhook_env is not None:
+            url = _kept_in(config.webhook_env, "monitor.alerts.webhook_env", os.environ)
+            sinks[_without_secrets(url)] = WebhookSink(url)
         if config.email is not None:
             sinks[config.email.host] = EmailsSink(config.email)
         self._couriers = [Courier(name, sink, pauses_s) for name, sink in sinks.items()]
@@ -207,6 +203,15 @@ class Sinks:
         end = clock() + limit_s
         for courier in self._couriers:
             courier.close(max(0.0, end - clock()))
+
+
+def _kept_in(variable: str, setting: str, environ: Mapping[str, str]) -> str:
+    if variable not in environ:
+        raise ConfigError(
+            f"{setting}: the variable {variable} is not set",
+            "export it where the command is started, or leave the setting out",
+        )
+    return environ[variable]
 
 
 def _without_secrets(url: str) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.segment import Segment
 from rich.text import Text
 
+from drumline.hardware.occupants import occupants
 from drumline.hardware.records import GpuSample, Snapshot
 from drumline.monitor import words
 from drumline.monitor.gpu_detail import gpu_detail
@@ -126,7 +127,10 @@ def _body(scene: Scene, state: ViewState, look: Look) -> Iterable[RenderableType
     views: dict[str, Callable[[Scene, ViewState, Look], Iterable[RenderableType]]] = {
         "overview": _overview,
         "gpu": _one_gpu,
-        "processes": lambda scene, state, look: [process_table(scene, ordered(scene, state), look)],
+        "processes": lambda scene, state, look: [
+            process_table(scene, ordered(scene, state), look),
+            *unseen_lines(scene, ordered(scene, state)),
+        ],
         "runs": lambda scene, state, look: [run_table(scene, look)],
         "health": lambda scene, state, look: health_lines(scene, ordered(scene, state)),
     }
@@ -151,13 +155,28 @@ def _overview(scene: Scene, state: ViewState, look: Look) -> Iterator[Renderable
         ("Alerts", list(alert_lines(scene))),
         ("Health", list(note_lines(scene, samples))),
         ("Runs", [run_table(scene, look)] if scene.runs else []),
-        ("Processes", [process_table(scene, samples, look)] if any(sample.processes for sample in samples) else []),
+        ("Processes", list(_processes(scene, samples, look))),
     ]
     for title, lines in sections:
         if lines and (room is None or room > 1):
             yield Text()
             yield Text(title, style="bold")
             yield from lines
+
+
+def _processes(scene: Scene, samples: Sequence[GpuSample], look: Look) -> Iterator[RenderableType]:
+    if any(sample.processes for sample in samples):
+        yield process_table(scene, samples, look)
+    yield from unseen_lines(scene, samples)
+
+
+def unseen_lines(scene: Scene, samples: Sequence[GpuSample]) -> Iterator[Text]:
+    """GPUs whose memory is in use though no process is to be seen; that of MIG instances is seen there."""
+    names, divided = labels(scene.snapshot.gpus), {sample.gpu.parent for sample in scene.snapshot.gpus}
+    for sample in samples:
+        taken = None if sample.processes or sample.gpu.uuid in divided else occupants(sample)
+        if taken is not None:
+            yield Text.assemble(f"GPU {names[sample.gpu.uuid]} ", (taken, "yellow"))
 
 
 def window(samples: Sequence[GpuSample], current: GpuSample | None, height: int | None) -> Sequence[GpuSample]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 from typing import Self
@@ -49,6 +49,39 @@ class Window:
             p50=_percentile(ranked, 0.50 * total),
             p95=_percentile(ranked, 0.95 * total),
         )
+
+
+class Total:
+    """Count, extremes and mean of all values of a field that ever came, of which none is kept."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._first = self._last = (0.0, 0.0)
+        self._range = (0.0, 0.0)
+        self._weight = self._weighted = 0.0
+
+    def add(self, now: float, value: float) -> None:
+        """The value as of `now` (s), not before that of the last one, which it replaces where it is the same moment."""
+        if not self._count:
+            self._first, self._range = (now, value), (value, value)
+        step = now - self._last[0]
+        if self._count and step > 0:
+            if self._count > 1:
+                step = min(step, LONGEST_HOLD * self._weight / (self._count - 1))
+            self._weight += step
+            self._weighted += step * self._last[1]
+        self._count += not self._count or step > 0
+        self._last = (now, value)
+        self._range = (min(self._range[0], value), max(self._range[1], value))
+
+    def over(self, kept: Window) -> Window:
+        """The same with what `kept`, of the newest values, has forgotten; percentiles stay those of the newest."""
+        if self._count <= kept.count:
+            return kept
+        least, most = self._range
+        mean = self._weighted / self._weight
+        span = self._last[0] - self._first[0]
+        return replace(kept, count=self._count, span_s=span, min=least, max=most, mean=min(max(mean, least), most))
 
 
 def _weights(times: Sequence[float], end: float | None) -> list[float]:

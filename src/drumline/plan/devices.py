@@ -83,6 +83,9 @@ def _gpus(asked: HardwareConfig, hardware: Hardware, device: str) -> tuple[tuple
         return (), [_problem("device", what, "set hardware.device to auto or cpu, or see drumline doctor")]
     if asked.device == "cpu" and asked.gpus is not None:
         return (), [_problem("gpus", "names GPUs, and hardware.device asks for cpu", "leave one of the two out")]
+    if asked.count is not None and device == "cpu":
+        why = "hardware.device asks for cpu" if asked.device == "cpu" else f"no GPU is visible ({hardware.gpu_source})"
+        return (), [_problem("count", f"asks for GPUs, and {why}", "leave one of the two out, or see drumline doctor")]
     try:
         if device == "cuda" or asked.gpus is not None:
             return named_gpus(hardware, asked.gpus, asked.exclude, asked.count), []

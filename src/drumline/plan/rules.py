@@ -12,7 +12,7 @@ from drumline.config.schema import RunConfig
 from drumline.config.train import OptimizerConfig, ScheduleConfig, TrainConfig
 from drumline.plan.devices import Devices, StartedWorld
 from drumline.plan.rules_compute import compute_problems
-from drumline.plan.rules_monitor import alert_problems, password_problems
+from drumline.plan.rules_monitor import alert_problems, budget_problems, secret_problems
 from drumline.plan.rules_parallel import parallel_problems
 
 AMPERE = (8, 0)
@@ -32,6 +32,7 @@ def config_problems(config: RunConfig) -> list[Problem]:
         *_model(config),
         *combination_problems(config),
         *alert_problems(config.monitor.alerts),
+        *budget_problems(config.monitor),
     ]
 
 
@@ -44,7 +45,7 @@ def machine_problems(config: RunConfig, devices: Devices, world: StartedWorld | 
         *_gradient_noise(config, devices),
         *parallel_problems(config, devices),
         *compute_problems(config, devices),
-        *password_problems(config.monitor.alerts),
+        *secret_problems(config.monitor, devices.device),
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 
-from drumline.config.monitor import AlertsConfig
+from drumline.config.monitor import AlertsConfig, MonitorConfig
 from drumline.config.problem import Problem
 
 
@@ -17,11 +17,20 @@ def alert_problems(alerts: AlertsConfig) -> Iterator[Problem]:
             yield Problem(None, key, f"{rule.name} has no limit and would never fire", "give it above or below")
 
 
-def password_problems(alerts: AlertsConfig, environ: Mapping[str, str] = os.environ) -> Iterator[Problem]:
-    """A mail server's password that is not where the settings say."""
-    name = None if alerts.email is None else alerts.email.password_env
-    if name is not None and name not in environ:
-        key = ("monitor", "alerts", "email", "password_env")
-        yield Problem(
-            None, key, f"the variable {name} is not set", "export it where the run is started, or leave it out"
-        )
+def budget_problems(monitor: MonitorConfig) -> Iterator[Problem]:
+    """A budget where nothing has a price."""
+    if monitor.budget is not None and not (monitor.price_per_kwh or monitor.price_per_gpu_hour):
+        fix = "set monitor.price_per_kwh or monitor.price_per_gpu_hour, or leave it out"
+        yield Problem(None, ("monitor", "budget"), "is never reached: nothing has a price", fix)
+
+
+def secret_problems(monitor: MonitorConfig, device: str, environ: Mapping[str, str] = os.environ) -> Iterator[Problem]:
+    """A webhook or a mail server's password that is not where the settings say, if the run will look for alerts."""
+    alerts, records = monitor.alerts, monitor.record is True or (monitor.record == "auto" and device == "cuda")
+    if not (alerts.enabled and records):
+        return
+    password = None if alerts.email is None else alerts.email.password_env
+    for name, key in ((alerts.webhook_env, ("webhook_env",)), (password, ("email", "password_env"))):
+        if name is not None and name not in environ:
+            what, fix = f"the variable {name} is not set", "export it where the run is started, or leave it out"
+            yield Problem(None, ("monitor", "alerts", *key), what, fix)

@@ -58,10 +58,12 @@ def test_the_global_batch_stays_when_a_gpu_is_left_out(
     assert found.global_batch == 12
 
 
-def test_the_plan_of_a_run_claims_its_gpus_and_tells_of_the_others(simulated: SimulatedNvml) -> None:
+def test_the_plan_of_a_run_claims_its_gpus_and_tells_of_the_others(
+    simulated: SimulatedNvml, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = RunConfig.model_validate({"train": {"global_batch": 4, "max_steps": 1}, "parallel": {"kind": "ddp"}})
     simulated.gpus[2].processes.append(SimulatedProcess(999_999))
-    with Claims("runs/a") as mine, Claims("runs/b") as others:
+    with Claims("runs/a") as mine, Claims("runs/b") as others, Claims("runs/c") as third:
         plan = plan_run(config, counts=False, claims=mine)
         assert (plan.world_size, plan.gpus, mine.held) == (2, ("GPU-a", "GPU-b"), ("GPU-a", "GPU-b"))
         assert "; left out: GPU 2 (GPU-c): taken: process 999999" in plan.reasons["gpus"]
@@ -70,7 +72,9 @@ def test_the_plan_of_a_run_claims_its_gpus_and_tells_of_the_others(simulated: Si
         assert plan_run(config, counts=False).gpus == ("GPU-c",)
         assert plan_run(config, counts=False, claims=others).gpus == ("GPU-c",)
         with pytest.raises(HardwareError, match=r"none of 3 can be used: GPU 0 .* for runs/a; .* for runs/b"):
-            plan_run(config, counts=False)
+            plan_run(config, counts=False, claims=third)
+        assert plan_run(config, counts=False).world_size == 3
+        assert "it could not start now: a GPU is asked for, and none of 3 can be used" in capsys.readouterr().err
 
 
 def test_a_restart_does_not_choose_anew(simulated: SimulatedNvml, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
@@ -8,8 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from drumline import Trainer
+from drumline.engine.recorder import Recorder
 from drumline.engine.records import StepInfo
+from drumline.engine.run import Run
 from drumline.errors import DataError, DrumlineError
+from drumline.launcher.spec import MARK
 from drumline.parallel.strategy import Batch
 from drumline.rundir import read_json
 from tests.unit.engine.training import (
@@ -101,3 +106,50 @@ def test_an_error_in_a_callback_ends_the_run(tmp_path: Path) -> None:
     with trainer_of(tmp_path / "run", callbacks=[callback]) as trainer, pytest.raises(RuntimeError, match="at 1"):
         trainer.fit()
     assert read_json(tmp_path / "run" / "exit.json")["reason"] == "failed"
+
+
+class Order:
+    """Stands in for the recorder, and notes when what ends the run's groups is called."""
+
+    def __init__(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        run.recorder = cast(Recorder, self)
+        for name in ("abort", "close"):
+            monkeypatch.setattr(run.groups, name, self._noted(getattr(run.groups, name)))
+
+    def _noted(self, ends: Callable[[], None]) -> Callable[[], None]:
+        def end() -> None:
+            self.calls.append("groups")
+            ends()
+
+        return end
+
+    def end(self) -> None:
+        self.calls.append("end")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+@pytest.mark.parametrize(
+    ("launched", "fails", "calls"),
+    [
+        (False, False, ["end", "groups", "close"]),
+        (True, False, ["end", "groups", "close"]),
+        (False, True, ["end", "groups", "close"]),
+        (True, True, ["end", "groups"]),  # the launcher waits for seconds only
+    ],
+)
+def test_nobody_waits_for_the_recorder_of_a_run_that_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: bool, fails: bool, calls: list[str]
+) -> None:
+    trainer = trainer_of(tmp_path / "run")
+    order = Order(trainer._run, monkeypatch)
+    if launched:
+        monkeypatch.setenv(MARK, "some launch")
+    if fails:
+        with pytest.raises(KeyError), trainer:
+            raise KeyError("mine")
+    else:
+        trainer.close()
+    assert order.calls == calls

@@ -3,12 +3,17 @@ from __future__ import annotations
 import logging
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from drumline.engine.outside import LOOK_S, MARGIN_S, Outside, limits, taken
+from drumline.config.schema import RunConfig
+from drumline.engine.outside import LOOK_S, MARGIN_S, Outside, limits, outside_of, taken
+from drumline.engine.run import Run
 from drumline.launcher.notices import Notice
-from drumline.rundir import write_json
+from drumline.launcher.world import World
+from drumline.rundir import RunDir, write_json
 
 
 class Clock:
@@ -80,6 +85,22 @@ def test_a_restart_is_asked_for_with_its_reason(tmp_path: Path, caplog: pytest.L
     assert list(tmp_path.iterdir()) == [] and len(caplog.records) == 1
     outside.begin(Notice())
     assert outside.wants_restart() is None
+
+
+def test_another_machine_reads_what_its_recorder_asks_for(tmp_path: Path) -> None:
+    def run_of(world: World) -> Run:
+        config = RunConfig()
+        groups = SimpleNamespace(world=world)
+        parts = {"config": config, "groups": groups, "is_rank_zero": world.rank == 0, "directory": RunDir(tmp_path)}
+        return cast(Run, SimpleNamespace(**parts))
+
+    first_there, second_there = (outside_of(run_of(World(2 + rank, 4, rank, 2))) for rank in (0, 1))
+    for name in ("stop", "save", "restart"):
+        (tmp_path / "requests" / name).touch()
+    assert second_there.wants_restart() is None
+    assert first_there.look() is None and not first_there.wants_save()
+    assert first_there.wants_restart() == "asked to start again by a request file"
+    assert {path.name for path in (tmp_path / "requests").iterdir()} == {"stop", "save"}
 
 
 @pytest.mark.parametrize("content", ["", "no json", "[]", '{"why": 1}'])

@@ -37,10 +37,17 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RecordingJob]:
     return jobs
 
 
-def run_of(world: World, device: str = "cuda", record: bool | str = "auto") -> Run:
+def run_of(
+    world: World,
+    device: str = "cuda",
+    record: bool | str = "auto",
+    sick: str = "leave_out",
+    gpus: tuple[str, ...] = ("GPU-a", "GPU-b"),
+) -> Run:
     """As much of a run as is looked at."""
-    config = RunConfig.model_validate({"monitor": {"record": record}, "faults": {"sick_gpu": "at_once"}})
-    plan = SimpleNamespace(device=device, gpus=("GPU-a",) if device == "cuda" else ())
+    asked = {"monitor": {"record": record}, "faults": {"sick_gpu": "at_once"}, "hardware": {"sick": sick}}
+    config = RunConfig.model_validate(asked)
+    plan = SimpleNamespace(device=device, gpus=gpus[: world.local_size] if device == "cuda" else ())
     parts = {
         "config": config,
         "plan": plan,
@@ -74,6 +81,21 @@ def test_one_on_each_machine(started: list[RecordingJob]) -> None:
     for rank in (2, 3):
         start_recorder(run_of(replace(SECOND_MACHINE, rank=rank, local_rank=rank - 2)))
     assert [job.machine for job in started] == [0, 1]
+
+
+def test_one_on_each_rank_that_sees_its_own_gpu_alone(started: list[RecordingJob]) -> None:
+    """As under srun --gpus-per-task."""
+    runs = [run_of(replace(TWO, rank=rank, local_rank=rank), gpus=(f"GPU-{rank}",)) for rank in (0, 1)]
+    for run in runs:
+        start_recorder(run)
+    assert [(job.gpus, job.machine) for job in started] == [(("GPU-0",), 0), (("GPU-1",), 1)]
+    assert [job.node[-2:] for job in started] == ["-0", "-1"]
+    assert [job.elapsed_s for job in started] == [70.0, 70.0]
+
+
+def test_no_restart_is_asked_for_where_a_sick_gpu_would_be_used_again(started: list[RecordingJob]) -> None:
+    start_recorder(run_of(ALONE, sick="use"))
+    assert [job.sick_gpu for job in started] == ["ignore"]
 
 
 def test_the_clock_is_that_of_rank_0_s_lines(started: list[RecordingJob]) -> None:

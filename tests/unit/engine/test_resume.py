@@ -8,17 +8,19 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from drumline.config.schema import RunConfig
 from drumline.engine.meter import Meter, by_rank
-from drumline.engine.resume import agree_on_checkpoint, check_rows, take_back_meters, trim_metrics
+from drumline.engine.resume import agree_on_checkpoint, check_rows, look, take_back_meters, trim_metrics
 from drumline.engine.run import Progress
 from drumline.errors import DataError
 from drumline.launcher.world import World
 from drumline.manifest import MANIFEST, Entry, Manifest, digest
-from drumline.rundir import LineWriter, RunDir, read_lines, write_json
+from drumline.parallel.groups import Groups
+from drumline.rundir import RESTART_REQUEST, LineWriter, RunDir, read_lines, write_json
 
 
 class Meeting:
@@ -101,6 +103,18 @@ def test_none_where_the_machines_have_none_in_common(nodes: list[RunDir]) -> Non
     save(nodes[1], 4)
     (nodes[1].checkpoint_of(4) / MANIFEST).unlink()
     assert agreed(nodes, [0, 0]) == [(None, ["step_4"])] * 2
+
+
+def test_a_request_of_an_attempt_that_has_ended_is_removed_on_each_machine(nodes: list[RunDir]) -> None:
+    """Its folder may be its own, of which rank 0 sees nothing."""
+    request = nodes[1].requests / RESTART_REQUEST
+    request.parent.mkdir(parents=True)
+    request.touch()
+    told: list[dict[str, Any]] = [{"path": str(nodes[1].path), "kept": [[], None]}]
+    side = SimpleNamespace(exchange=lambda *said: told)
+    for world, there in ((World(3, 4, 1, 2), True), (World(2, 4, 0, 2), False)):
+        look(cast(Groups, SimpleNamespace(world=world, side=side)), RunConfig(), None, "run")
+        assert request.exists() == there
 
 
 def run_at(progress: Progress, directory: RunDir | None = None, *, rank: int = 0, size: int = 1) -> Any:

@@ -48,6 +48,7 @@ def config_of(directory: Path, **sections: Mapping[str, Any]) -> RunConfig:
         "track": {"every": 1, "console": False},
         "checkpoint": {"at_end": False},
         "loader": {"num_workers": 0},
+        "monitor": {"record": False},
         "hardware": {"device": "cpu"},
         "train": {
             "global_batch": 4,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -93,6 +94,20 @@ def test_where_no_claim_can_be_made_there_is_one_warning(tmp_path: Path, caplog:
         assert one.held == ()
     [message] = caplog.messages
     assert "nothing keeps another launch from the same GPUs" in message
+
+
+def test_a_claim_holds_though_nobody_can_write_whose_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    mine, others = Claims("mine", tmp_path), Claims("others", tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        assert mine.take(["GPU-a"]) == {}
+    assert others.take(["GPU-a"]) == {"GPU-a": "claimed by another launch"}
+    mine.release()
+    assert others.take(["GPU-a"]) == {}
+    others.release()
 
 
 def test_no_link_that_somebody_has_put_there_is_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -36,6 +36,8 @@ def test_everything_about_the_gpus_is_json() -> None:
     assert first["findings"][0]["code"] == "ecc_uncorrected"
     assert first["counters"]["ecc_uncorrected"] == 1
     assert [process["pid"] for process in first["processes"]] == [4_000_001]
+    assert first["taken"].startswith("taken: process 4000001, ")
+    assert found["health"][2]["taken"] is None
     assert [(one["code"], one["uuid"], one["status"]) for one in found["xids"]] == [(31, "GPU-a", "ok")]
     assert [link["text"] for link in found["topology"]["links"]] == ["NVLink x18"]
     assert [len(row) for row in found["topology"]["table"]] == [5, 5]

@@ -64,6 +64,7 @@ def test_the_mark_is_the_launchers() -> None:
         (("python",), "python"),
         (("/opt/fit/bin/fit", "--token", "secret"), "fit"),
         (("x" * 100,), "x" * 80),
+        (("\x1b]0;mine\x07fit\u202e",), "?]0;mine?fit?"),  # steers the terminal that shows it
         ((), "kworker) R 7"),
     ],
 )

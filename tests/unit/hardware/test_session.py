@@ -113,6 +113,9 @@ def test_a_driver_that_comes_later_is_found() -> None:
     assert nvml.initialised == 0
 
 
+ANEW = "once it is reset, a program that is started anew sees it"
+
+
 def test_a_lost_gpu_is_left_out_at_once_and_found_when_it_is_back() -> None:
     gpus = [SimulatedGpu("GPU-a"), SimulatedGpu("GPU-m", instances={0: SimulatedInstance("MIG-a", 1)})]
     nvml, clock = SimulatedNvml(gpus), Clock()
@@ -122,12 +125,12 @@ def test_a_lost_gpu_is_left_out_at_once_and_found_when_it_is_back() -> None:
         gpus[1].lost_after = 0
         session.lose(lost, session.live(lost, "nvmlDeviceGetPowerUsage"))
         assert uuids(session) == ["GPU-a"]
-        assert session.problems == ("GPU 1 (GPU-m) left out: the GPU is lost: it fell off the bus",)
+        assert session.problems == (f"GPU 1 (GPU-m) left out: the GPU is lost: it fell off the bus; {ANEW}",)
         assert kept.dropped == [1]
         clock.now += RECHECK_S
         assert uuids(session) == ["GPU-a"]
         assert nvml.calls["nvmlInit"] == 2, "only a library that starts anew sees a GPU come back"
-        assert [problem.startswith("GPU 1 left out") for problem in session.problems] == [True]
+        assert session.problems == (f"GPU 1 left out: the GPU is lost: it fell off the bus; {ANEW}",)
         assert session.lost["GPU-m"].code == GPU_IS_LOST
         gpus[1].lost_after = None
         clock.now += RECHECK_S
@@ -144,7 +147,7 @@ def test_a_gpu_that_is_no_longer_counted_is_told() -> None:
         del nvml.gpus[0]
         clock.now = RECHECK_S
         assert uuids(session) == ["GPU-b"]
-        assert session.problems == ("GPU 0 (GPU-a) left out: it is no longer there",)
+        assert session.problems == (f"GPU 0 (GPU-a) left out: it is no longer there; {ANEW}",)
 
 
 def test_fixed_facts_and_refusals_that_stay_are_asked_once() -> None:

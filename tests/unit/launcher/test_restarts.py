@@ -305,6 +305,14 @@ def test_a_run_that_ended_because_of_a_sick_gpu_goes_on_without_it(tmp_path: Pat
     assert launch.events()[-1]["left_out"] == {"GPU-b": "GPU GPU-b has turned sick: XID 94"}
 
 
+def test_it_is_left_out_also_where_sick_ones_are_used_for_the_run_would_end_for_it_again(tmp_path: Path) -> None:
+    because = Failure(0, 10.0, "restart", 1, "GPU GPU-b has turned sick: XID 94\n  fix: start it again")
+    launch = simulated(tmp_path, because, None)
+    launch.verdicts = {"GPU-a": Verdict("GPU-a", "fail", (ROWS,))}
+    assert launch.run_all(Policy(0, leaves_out_sick=False)) == Result(0)
+    assert launch.specs[1].gpus == ("GPU-a", "GPU-c")
+
+
 def test_a_gpu_that_is_gone_is_waited_for_though_it_was_sick(tmp_path: Path) -> None:
     launch = simulated(tmp_path, KILLED, None)
     launch.verdicts = {"GPU-a": Verdict("GPU-a", "fail", (ROWS,))}

@@ -38,6 +38,8 @@ def test_choose_workers(config: HardwareConfig, hardware: Hardware, workers: Wor
     [
         (HardwareConfig(device="cuda"), CPU, "no GPU is visible"),
         (HardwareConfig(gpus=["7"]), GPUS, "7"),
+        (HardwareConfig(count=2), CPU, r"hardware.count=2, but no GPU is visible \(no NVIDIA driver\)"),
+        (HardwareConfig(count=2, device="cpu"), GPUS, "hardware.count=2, but hardware.device=cpu"),
     ],
 )
 def test_workers_that_the_machine_has_no_gpu_for(config: HardwareConfig, hardware: Hardware, problem: str) -> None:

@@ -45,6 +45,12 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in names}
 
 
+def test_a_place_that_is_none_is_refused() -> None:
+    for place in ((2, 2, 0, 1), (1, 2, 1, 1), (0, 1, 0, 2)):
+        with pytest.raises(ConfigError, match="is no place"):
+            World(*place)
+
+
 def test_no_variables_are_a_world_of_one() -> None:
     assert detect_world({"HOME": "/root"}) == World()
 

@@ -15,7 +15,7 @@ from drumline.errors import ConfigError
 from drumline.hardware.health import Finding
 from drumline.hardware.records import Gpu, GpuSample, Pipes
 from drumline.hardware.xids import Xid
-from drumline.monitor.alert_facts import gpu_facts, run_facts
+from drumline.monitor.alert_facts import gpu_facts, health_facts, run_facts
 from drumline.monitor.alert_rules import METRICS, rules_of
 from drumline.monitor.alerts import begin, step
 from drumline.monitor.runs import RunFacts
@@ -40,6 +40,7 @@ def sample_at(now: float) -> GpuSample:
         now,
         utilization=0.05 if resting else 0.98,
         memory_used_bytes=72 << 30,
+        memory_free_bytes=7 << 30,
         temperature_c=64.0,
         slowdown_temperature_c=87.0,
         power_w=200.0 if resting else 690.0,
@@ -134,7 +135,10 @@ def finding(code: str, status: str) -> Finding:
 GPU_FAULTS: dict[str, Callable[[float], Facts]] = {
     "temperature": with_gpu(lambda sample: replace(sample, temperature_c=86.0)),
     "throttling": with_gpu(lambda sample: replace(sample, throttled_by=("heat (software)",))),
-    "memory_nearly_full": with_gpu(lambda sample: replace(sample, memory_used_bytes=(80 << 30) - (1 << 30))),
+    # What the driver keeps for itself is no room: of the whole this would be 97.5%.
+    "memory_nearly_full": with_gpu(
+        lambda sample: replace(sample, memory_used_bytes=78 << 30, memory_free_bytes=1 << 30)
+    ),
     "idle": with_gpu(lambda sample: replace(sample, utilization=0.0, pipes=None, power_w=70.0, throttled_by=())),
     "low_use": with_gpu(lambda sample: replace(sample, utilization=0.5, pipes=Pipes(1.0, sm_active=0.05))),
     "health_failed": with_news((finding("rows_failed", "fail"), finding("throttled_heat", "warn"))),
@@ -142,6 +146,8 @@ GPU_FAULTS: dict[str, Callable[[float], Facts]] = {
     "xid_failed": with_news((finding("lost", "fail"), finding("xid_79", "fail")), (79,)),
     "xid_warning": with_news((finding("xid_63", "warn"),), (63,)),
 }
+FOLLOWING = ("ecc_uncorrected", "rows_failed", "nvlink_down", "nvlink_errors")
+STANDING = ("ecc_uncorrected_ever", "pages_retired", "nvlink_down")
 RUN_FAULTS: dict[str, Callable[[float], Facts]] = {
     "no_step": with_run(step_age_s=1000.0, overdue_s=990.0),
     "loss_not_finite": with_run(loss=float("nan")),
@@ -154,6 +160,21 @@ RUN_FAULTS: dict[str, Callable[[float], Facts]] = {
 @pytest.mark.parametrize("rule", GPU_FAULTS)
 def test_a_fault_of_a_gpu_raises_its_alarm_alone(rule: str) -> None:
     assert alarms(GPU_FAULTS[rule]) == [(rule, "GPU-a")]
+
+
+def test_what_an_xid_leaves_behind_is_no_second_alarm() -> None:
+    found = tuple(finding(code, "fail") for code in FOLLOWING)
+    assert alarms(with_news(found, (48, 74))) == [("xid_failed", "GPU-a")]
+    assert alarms(with_news(found)) == [("health_failed", "GPU-a")]
+
+
+def test_states_that_nothing_changes_are_no_alarm() -> None:
+    assert alarms(with_news(tuple(finding(code, "warn") for code in STANDING))) == []
+    assert alarms(with_news((finding("pages_retired", "fail"),))) == [("health_failed", "GPU-a")]
+
+
+def test_findings_that_are_not_known_are_not_none() -> None:
+    assert not {"health_failures", "health_warnings"} & health_facts(None, []).keys()
 
 
 @pytest.mark.parametrize("rule", RUN_FAULTS)

@@ -5,6 +5,7 @@ import logging
 import sys
 import threading
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +16,7 @@ from drumline.hardware.inventory import detect
 from drumline.hardware.records import Snapshot
 from drumline.monitor import contexts, gpu_monitor
 from drumline.monitor.contexts import gpu_monitoring_context, performance_context
+from drumline.monitor.history import History
 from tests.simulated_nvml import DRIVER_NOT_LOADED, SimulatedGpu, SimulatedNvml
 from tests.unit.monitor.snapshots import sample, snapshot
 
@@ -36,6 +38,15 @@ class Source:
         }
         at = float(self.looks)
         return snapshot(sample(0, at, **values), sample(1, at, **values), time=at)
+
+
+class Shrinking(Source):
+    """The same with memory that shrinks by 1 GiB a look."""
+
+    def __call__(self) -> Snapshot:
+        found = super().__call__()
+        used = (40 - self.looks) * GIB
+        return replace(found, gpus=tuple(replace(each, memory_used_bytes=used) for each in found.gpus))
 
 
 def have(monkeypatch: pytest.MonkeyPatch, nvml: SimulatedNvml) -> None:
@@ -69,6 +80,16 @@ def test_a_block_is_measured(caplog: pytest.LogCaptureFixture) -> None:
     assert block.energy_j == 2 * first.energy.joules
     (line,) = (record.getMessage() for record in caplog.records)
     assert line.startswith("load: 0.0") and line.endswith(f"GiB in use on a GPU, {block.energy_j:.0f} J")
+
+
+def test_of_a_long_block_nothing_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(History.__init__, "__defaults__", (2,))
+    with performance_context("load", source=Shrinking()) as block:
+        assert block._monitor is not None
+        for _ in range(4):
+            block._monitor.get_gpu_info()
+    assert block.gpu_memory_bytes is not None and block.gpus[0].memory_after_bytes is not None
+    assert block.gpu_memory_bytes >= block.gpus[0].memory_after_bytes + 4 * GIB
 
 
 def test_a_block_that_fails_is_measured_too_and_fails() -> None:

@@ -54,7 +54,12 @@ def expressions() -> Iterator[str]:
 
 
 def test_each_alert_of_a_run_is_there_under_its_name_and_the_rest_are_prometheus_own_matter() -> None:
-    assert ALERTS.keys() - OWN.keys() == {"DrumlineExporterDown", "DrumlineSourceOld"}
+    assert ALERTS.keys() - OWN.keys() == {
+        "DrumlineExporterDown",
+        "DrumlineGpuLeftOut",
+        "DrumlineGpusUnreadable",
+        "DrumlineSourceOld",
+    }
     assert OWN.keys() <= ALERTS.keys()
     for name in OWN:
         assert ALERTS[name]["alert"] == "Drumline" + name.title().replace("_", "")
@@ -83,6 +88,9 @@ def test_findings_that_have_alerts_of_their_own_raise_no_second_one() -> None:
     for name in ("health_failed", "health_warning"):
         assert f'code!~"{watched}|' in ALERTS[name]["expr"]
     assert f'code=~"{"|".join(alert_facts._FOLLOWS_XID)}"' in ALERTS["health_failed"]["expr"]
+    assert f"|{'|'.join(alert_facts._STANDING)}|" in ALERTS["health_warning"]["expr"]
+    of_warnings = [code for code in ("recovery_action", "nvlink_errors") if code in alert_facts._FOLLOWS_XID]
+    assert f'code=~"{"|".join(of_warnings)}"' in ALERTS["health_warning"]["expr"]
 
 
 def test_every_name_in_an_expression_is_a_metric_or_recorded() -> None:
@@ -100,7 +108,6 @@ def test_the_dashboard_shows_every_metric_but_a_few() -> None:
         "drumline_source_info",
         "drumline_run_info",
         "drumline_run_processes",
-        "drumline_gpus_left_out",
         "drumline_sample_overruns_total",
         "drumline_driver_stuck",
         "drumline_gpu_fan_speed_ratio",  # GPUs of servers have none

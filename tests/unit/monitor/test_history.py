@@ -40,7 +40,6 @@ def test_numbers_of_a_sample_and_of_its_pipes() -> None:
 
 def test_series_leave_out_what_nobody_said() -> None:
     history = filled(4)
-    assert history.uuids == ("GPU-0",)
     assert history.series("GPU-0", "utilization") == ([0.0, 1.0, 2.0, 3.0], [0.0, 0.01, 0.02, 0.03])
     assert history.series("GPU-0", "temperature_c") == ([1.0, 3.0], [40.0, 40.0])
     assert history.series("GPU-0", "fan") == history.series("GPU-9", "utilization") == ([], [])
@@ -89,6 +88,18 @@ def test_a_phase_that_still_runs_ends_now_and_one_that_failed_has_ended() -> Non
     assert history.span("step") == (0.0, 3.0)
 
 
+def test_of_what_the_rings_have_forgotten_a_total_is_kept() -> None:
+    history = History(4, clock=Clock())
+    for second, used in enumerate([70, 10, *[20] * 8]):
+        history.add(snapshot(sample(memory_used_bytes=used)), now=float(second))
+    window = history.window("GPU-0", "memory_used_bytes")
+    assert window is not None
+    assert (window.count, window.span_s, window.min, window.max, window.p50) == (10, 9.0, 10.0, 70.0, 20.0)
+    assert window.mean == pytest.approx((70 + 10 + 7 * 20) / 9)
+    newest = history.window("GPU-0", "memory_used_bytes", since=0.0)
+    assert newest is not None and (newest.count, newest.max) == (4, 20.0)
+
+
 def test_rates_come_from_counters_and_not_from_one_that_was_reset() -> None:
     history = History(clock=Clock())
     for second, sent in enumerate((1000, 3000, 100, 200)):
@@ -103,8 +114,8 @@ def test_instances_that_come_and_go_do_not_pile_up() -> None:
     for number in range(MOST_GPUS + 10):
         instance = replace(kept, gpu=Gpu(f"MIG-{number}", "MIG", 0, 1, (9, 0), parent="GPU-0"))
         history.add(snapshot(kept, instance), now=float(number))
-    assert len(history.uuids) == MOST_GPUS
-    assert {"GPU-0", f"MIG-{MOST_GPUS + 9}"} <= set(history.uuids) and "MIG-0" not in history.uuids
+    assert len(history._rings) == MOST_GPUS
+    assert {"GPU-0", f"MIG-{MOST_GPUS + 9}"} <= history._rings.keys() and "MIG-0" not in history._rings
 
 
 def test_its_size_does_not_grow() -> None:

@@ -82,13 +82,21 @@ def test_the_terminal_is_put_back_after_an_error_too(terminal: tuple[int, IO[str
         (signal.SIGINT, END),
         (signal.SIGHUP, END),
         (signal.SIGWINCH, RESIZE),
-        (signal.SIGTSTP, SUSPEND),
     ],
 )
 def test_signals_are_events_and_wake_who_waits(number: signal.Signals, event: str) -> None:
     with Keys() as keys:
         os.kill(os.getpid(), number)
         assert keys.read(60.0) == [event]
+
+
+def test_ctrl_z_is_an_event_only_where_a_terminal_must_be_given_back(terminal: tuple[int, IO[str]]) -> None:
+    before = signal.getsignal(signal.SIGTSTP)
+    with Keys():
+        assert signal.getsignal(signal.SIGTSTP) == before
+    with Keys(terminal[1]) as keys:
+        os.kill(os.getpid(), signal.SIGTSTP)
+        assert keys.read(60.0) == [SUSPEND]
 
 
 def test_a_second_signal_ends_at_once() -> None:

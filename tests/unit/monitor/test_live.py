@@ -12,7 +12,7 @@ from typing import IO
 import pytest
 from rich.console import Console
 
-from drumline.monitor.keys import Keys
+from drumline.monitor.keys import END, SUSPEND, Keys
 from drumline.monitor.live import repeat, show
 from drumline.monitor.scene import Scene, ViewState
 from drumline.monitor.sinks import log_sink
@@ -74,6 +74,19 @@ def test_a_signal_ends_it_in_order() -> None:
     state = show(console, Keys(), Script(lambda: os.kill(os.getpid(), signal.SIGTERM)), 60.0)
     assert state.done
     assert file.getvalue().endswith("\x1b[?1049l")
+
+
+def test_who_ends_and_suspends_it_at_once_means_the_end(terminal: tuple[int, IO[str]]) -> None:
+    _, console = screen_of()
+
+    class Both(Keys):
+        def read(self, timeout_s: float) -> list[str]:
+            return [SUSPEND, END]
+
+        def suspend(self) -> None:
+            raise AssertionError("it was suspended")
+
+    assert show(console, Both(terminal[1]), Script(), 60.0).done
 
 
 def test_a_terminal_that_takes_no_more_output_ends_it(terminal: tuple[int, IO[str]]) -> None:

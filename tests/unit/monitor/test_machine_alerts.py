@@ -12,10 +12,11 @@ import pytest
 from drumline.config.monitor import AlertsConfig, MonitorConfig
 from drumline.hardware.health import Verdict
 from drumline.hardware.records import GpuSample, Snapshot
+from drumline.hardware.xids import Xid
 from drumline.monitor.health_watch import Health
 from drumline.monitor.machine_alerts import MachineAlerts, RunHere, with_room
 from drumline.monitor.sampler import Sampler
-from tests.unit.monitor.scenes import RUN, SICK, sample
+from tests.unit.monitor.scenes import NOW, RUN, SICK, sample
 
 
 class Machine:
@@ -94,6 +95,56 @@ def test_a_lost_gpu_that_is_sick_is_told_though_it_gives_no_values(machines: Any
     machine.sees(sample(0))
     assert machine.told(Health({"GPU-0001": SICK})) == {("sick", "GPU-0001"): 1.0}
     assert machine.told(Health({"GPU-0001": Verdict("GPU-0001", "ok")})) == {}
+
+
+SICK_RULES = (
+    {"name": "sick", "metric": "health_failures", "above": 0.0},
+    {"name": "broken", "metric": "xid_failures", "above": 0.0},
+)
+
+
+def test_a_driver_that_does_not_answer_does_not_make_a_gpu_well(machines: Any) -> None:
+    machine = machines(*SICK_RULES)
+    machine.sees(sample(0), sample(1))
+    assert machine.told(Health({"GPU-0001": SICK})) == {("sick", "GPU-0001"): 1.0}
+    assert machine.told(Health(late=True)) == {("sick", "GPU-0001"): 1.0}
+    assert machine.told(Health()) == {}
+
+
+def test_an_xid_with_which_the_driver_falls_silent_is_told(machines: Any) -> None:
+    machine = machines(*SICK_RULES)
+    xids = (Xid("GPU-0000", None, 119, NOW, "", "event"),)
+    assert machine.told(Health(xids=xids, late=True)) == {("broken", "GPU-0000"): 1.0}
+
+
+def test_a_fault_of_a_gpu_in_parts_is_one_alarm(machines: Any) -> None:
+    machine = machines(*SICK_RULES)
+    whole = sample(1)
+    parts = [replace(whole, gpu=replace(whole.gpu, uuid=f"MIG-{n}", parent="GPU-0001")) for n in range(2)]
+    machine.sees(whole, *parts)
+    verdicts = {each.gpu.uuid: replace(SICK, uuid=each.gpu.uuid) for each in (whole, *parts)}
+    xids = (Xid("GPU-0001", None, 79, NOW, "", "event"),)
+    expected = {("sick", "GPU-0001"): 1.0, ("broken", "GPU-0001"): 1.0}
+    assert machine.told(Health(verdicts, xids)) == expected
+    machine.sampler._began = time.monotonic() - 60.0  # the driver hangs in a look
+    assert machine.told(Health(verdicts, xids)) == expected
+    container = machines(*SICK_RULES)  # which shows no more
+    container.sees(*parts)
+    assert container.told(Health({"MIG-0": verdicts["MIG-0"]})) == {("sick", "MIG-0"): 1.0}
+
+
+def test_of_a_run_that_is_over_only_its_end_is_told(machines: Any) -> None:
+    names = ("loss_rise", "loss_not_finite", "cost", "failed")
+    machine = machines(*({"name": name, "metric": name, "above": 0.0} for name in names))
+    ran = replace(RUN, loss=float("nan"), loss_rise=1.0)
+    assert {rule for rule, _ in machine.told(runs=(RunHere(ran),))} == {"loss_rise", "loss_not_finite", "cost"}
+    over = machines(*({"name": name, "metric": name, "above": 0.0} for name in names))
+    assert {rule for rule, _ in over.told(runs=(RunHere(replace(ran, state="failed")),))} == {"failed"}
+
+
+def test_a_run_of_another_machine_is_that_one_s_to_tell_of(machines: Any) -> None:
+    machine = machines({"name": "failed", "metric": "failed", "above": 0.5})
+    assert machine.told(runs=(RunHere(replace(RUN, state="failed", here=False)),)) == {}
 
 
 def test_what_is_only_pending_is_nobodys_concern(machines: Any) -> None:

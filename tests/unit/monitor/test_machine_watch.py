@@ -97,6 +97,21 @@ def test_every_xid_is_counted_once() -> None:
         assert watch.xid_counts() == {("GPU-0000", 31): 2, (None, 79): 1}
 
 
+def test_health_that_is_late_keeps_its_last_value_and_ages_and_xids_go_on() -> None:
+    late = Health(xids=(Xid("GPU-0000", None, 119, 1.0, "", "event"),), late=True)
+    with MachineWatch(quiet(), Sources(lambda: now(sample(0)), lambda: lambda: late)) as watch:
+        watch.wait()
+        with pytest.raises(TimeoutError, match="does not answer"):
+            watch.health()
+        assert watch.xid_counts() == {("GPU-0000", 119): 1}
+
+
+def test_xids_that_nobody_reads_are_not_fresh() -> None:
+    watch = MachineWatch(quiet(), Sources(lambda: now(sample(0)), lambda: Health))
+    with pytest.raises(TimeoutError, match="not read"):
+        watch.xid_counts()
+
+
 def test_xids_from_before_the_watch_are_held_against_a_gpu_until_they_are_dealt_with(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drumline.hardware.records import GpuProcess, GpuSample, Pipes
+from drumline.hardware.records import GpuProcess, GpuSample, Pipes, Snapshot
 from drumline.monitor.gpu_metrics import GPU_ROWS, HEALTH_ROWS, XID_ROWS
 from drumline.monitor.metrics_table import SOURCE_ROWS, WATCH_ROWS, Row, Value, Watch
 from drumline.monitor.run_metrics import RUN_ROWS
@@ -101,12 +101,35 @@ def test_a_run_that_has_ended_is_on_no_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    "field", [field.name for field in fields(RunFacts) if field.name not in ("name", "unit", "message")]
+    "field", [field.name for field in fields(RunFacts) if field.name not in ("name", "unit", "message", "here")]
 )
 def test_every_field_of_a_run_is_told(field: str) -> None:
     unknown: dict[str, Any] = {field: () if field in ("gpus", "alerts") else None}
     without = replace(run(), **unknown)
     assert [row.name for row in RUN_ROWS if row.read(run()) != row.read(without)]
+
+
+def test_a_source_s_numbers_make_no_new_series() -> None:
+    def told(source: str) -> Value:
+        (row,) = (row for row in WATCH_ROWS if row.name == "drumline_source_info")
+        return row.read(Watch(Snapshot(0.0, source), 0.0, 0, None))
+
+    assert told("the driver has not answered for 17 s") == {("the driver has not answered for some s",): 1.0}
+    assert told("nvml 580.159: process 4711 has it") == {("nvml 580.159: process some has it",): 1.0}
+
+
+@pytest.mark.parametrize(
+    ("seen", "unreadable"),
+    [
+        (Snapshot(0.0, "nvml 580.159: library and driver differ"), 1.0),
+        (Snapshot(0.0, "no NVIDIA driver", no_gpu=True), 0.0),
+        (Snapshot(0.0, "nvml 580.159", (sample(),)), 0.0),
+        (None, None),
+    ],
+)
+def test_gpus_that_cannot_be_read_at_all_are_told(seen: Snapshot | None, unreadable: float | None) -> None:
+    (row,) = (row for row in WATCH_ROWS if row.name == "drumline_gpus_unreadable")
+    assert row.read(Watch(seen, 0.0, 0, None)) == unreadable
 
 
 def test_before_the_first_look_the_age_is_all_there_is() -> None:

@@ -5,6 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from drumline.hardware import sample, session
+from drumline.hardware.health import read_verdicts
+from drumline.hardware.nvml import INIT_LIMIT_S, Unavailable
+from drumline.hardware.sample import read_snapshot
+from drumline.monitor import one_look
 from drumline.monitor.one_look import look_once
 from tests.simulated_nvml import SimulatedGpu, SimulatedNvml
 
@@ -41,6 +46,22 @@ def test_a_gpu_that_is_lost_in_between_is_told(monkeypatch: pytest.MonkeyPatch) 
     look = look_once()
     assert [sample.gpu.uuid for sample in look.snapshot.gpus] == ["GPU-a"]
     assert len(look.snapshot.problems) == 1 and "GPU-b" in look.snapshot.problems[0]
+
+
+def test_gpus_may_take_as_long_to_start_as_the_driver_at_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without persistence mode a GPU that nobody uses is initialised by the question for its handle."""
+    limits: list[float] = []
+
+    def late(limit_s: float, *_: object) -> Unavailable:
+        limits.append(limit_s)
+        return Unavailable("late")
+
+    simulate(monkeypatch, SimulatedGpu("GPU-a"))
+    for module in (one_look, sample, session):
+        monkeypatch.setattr(module, "within", late)
+    look_once()
+    assert read_snapshot().source == "late" and read_verdicts() == {}
+    assert len(limits) > 4 and min(limits) >= INIT_LIMIT_S
 
 
 def test_a_driver_that_refuses_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

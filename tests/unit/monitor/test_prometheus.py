@@ -30,8 +30,10 @@ def test_everything_is_told_under_uuid_and_name() -> None:
     found = looked(Machine()).scrape()
     assert {name for name in found if name.startswith("drumline_gpu_")}
     for name, samples in found.items():
-        for labels, _ in samples:
-            if name.startswith("drumline_gpu_"):
+        for labels, value in samples:
+            if name.startswith("drumline_gpu_") and labels.get("gpu") == "":
+                assert (name, value) == ("drumline_gpu_xids_total", 0.0)
+            elif name.startswith("drumline_gpu_"):
                 assert labels["gpu"] in ("GPU-0", "GPU-1") and labels["name"] == H100, name
             if name.startswith("drumline_run_"):
                 assert labels["run"] == "small", name
@@ -88,7 +90,8 @@ def test_a_gpu_that_is_gone_has_no_values_but_its_verdict_and_xids() -> None:
 def test_xids_are_counters_from_nought_by_what_they_mean() -> None:
     machine = looked(Machine(xids={}))
     found = machine.scrape()
-    assert [value for _, value in found["drumline_gpu_xids_total"]] == [0.0] * 6, "an increase from nothing is not seen"
+    assert [value for _, value in found["drumline_gpu_xids_total"]] == [0.0] * 9, "an increase from nothing is not seen"
+    assert {labels["gpu"] for labels, _ in found["drumline_gpu_xids_total"]} == {"GPU-0", "GPU-1", ""}
     assert "drumline_gpu_xids_by_code_total" not in found
     machine.xids = {("GPU-0", 13): 1, ("GPU-0", 79): 1, ("GPU-0", 48): 2, (None, 63): 1}
     totals = {(labels["gpu"], labels["status"]): value for labels, value in machine.scrape()["drumline_gpu_xids_total"]}
@@ -97,6 +100,20 @@ def test_xids_are_counters_from_nought_by_what_they_mean() -> None:
         ("GPU-0", "fail"): 3.0,
         ("", "warn"): 1.0,
     }
+
+
+def test_one_fault_of_a_gpu_in_parts_is_told_once() -> None:
+    part = replace(busy(1), gpu=replace(gpu(1), uuid="MIG-1", parent="GPU-1"))
+    machine = looked(Machine(snapshot=snapshot(busy(0), busy(1), part)))
+    machine.verdicts["MIG-1"] = replace(machine.verdicts["GPU-1"], uuid="MIG-1")
+    found = machine.scrape()
+    assert [labels["gpu"] for labels, _ in found["drumline_gpu_health_finding"]] == ["GPU-1"]
+    assert "MIG-1" in {labels["gpu"] for labels, _ in found["drumline_gpu_power_watts"]}
+
+
+def test_a_run_of_another_machine_is_that_one_s_to_tell_of() -> None:
+    machine = looked(Machine(runs=[run("a"), replace(run("b"), state="failed", here=False)]))
+    assert [labels["run"] for labels, _ in machine.scrape()["drumline_run_step"]] == ["a"]
 
 
 def test_health_that_is_well_again_leaves_nothing() -> None:

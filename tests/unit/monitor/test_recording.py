@@ -264,6 +264,16 @@ def test_a_gpu_that_was_sick_before_has_not_turned(run: RunDir) -> None:
     assert [record["rule"] for record in events(run)] == ["health_failed"]
 
 
+def test_a_driver_that_does_not_answer_does_not_make_a_gpu_well(run: RunDir) -> None:
+    machine = Machine(health=Health({"GPU-0": sick("GPU-0")}))
+    with recording(machine, job_of(run)) as recorded:
+        for health in (machine.health, Health(late=True), machine.health):
+            machine.health = health
+            passes(recorded, machine, 20)
+    alerts = [(record["rule"], record["state"]) for record in events(run) if record["event"] == "alert"]
+    assert alerts == [("health_failed", "firing")]
+
+
 def test_a_run_that_fails_is_an_alert_at_its_end(run: RunDir, tmp_path: Path) -> None:
     machine = Machine()
     alerts = {"file": str(tmp_path / "alerts.jsonl")}
@@ -316,6 +326,59 @@ def test_a_run_that_is_started_again_has_not_failed(run: RunDir, monkeypatch: py
         recorded.await_verdict()
     launch.release()
     assert events(run) == []
+
+
+def test_a_failed_worker_that_is_started_again_is_no_failed_run(run: RunDir) -> None:
+    """Its launcher takes back what a rank that failed has said of the run's end."""
+    launch = Lock(run, "launch")
+    run.exit.write_text(json.dumps({"exit_status": 1, "reason": "failed"}))
+    with recording(Machine(), job_of(run, gpus=())) as recorded:
+        timer = threading.Timer(0.15, run.exit.unlink)
+        timer.start()
+        recorded.await_verdict()
+    timer.join()
+    launch.release()
+    assert events(run) == []
+
+
+def test_a_launcher_knows_of_a_sick_gpu_before_it_starts_again(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drumline.monitor.recording.VERDICT_S", 0.05)
+    launch = Lock(run, "launch")
+    machine = Machine(health=Health({"GPU-1": Verdict("GPU-1", "ok")}))
+    with recording(machine, job_of(run, sick_gpu="at_once")) as recorded:
+        passes(recorded, machine, 2)
+        machine.health = Health({"GPU-1": sick("GPU-1")})
+        recorded.await_verdict()
+        assert [record["gpu"] for record in events(run) if record["event"] == "gpu_sick"] == ["GPU-1"]
+    launch.release()
+    # Nobody is left whom it could ask: the next attempt would take it for its own.
+    assert not (run.requests / RESTART_REQUEST).exists()
+
+
+def test_what_is_found_at_the_end_asks_for_no_restart(run: RunDir) -> None:
+    machine = Machine(health=Health({"GPU-0": Verdict("GPU-0", "ok")}))
+    with recording(machine, job_of(run, sick_gpu="at_once")) as recorded:
+        passes(recorded, machine, 2)
+        machine.health = Health({"GPU-0": sick("GPU-0")})
+    assert "gpu_sick" in [record["event"] for record in events(run)]
+    assert not (run.requests / RESTART_REQUEST).exists()
+
+
+def test_a_run_that_is_over_takes_nothing_until_it_goes_on(run: RunDir) -> None:
+    """As in a notebook, whose trainer stays."""
+    machine = Machine()
+    with recording(machine, job_of(run)) as recorded:
+        passes(recorded, machine, 15)
+        run.exit.write_text(json.dumps({"exit_status": 0, "reason": "done"}))
+        passes(recorded, machine, 100)
+        assert [line["seconds"] for line in lines(run.metrics)] == [15.0, 1.0]
+        run.exit.unlink()
+        passes(recorded, machine, 20)
+    seconds = [line["seconds"] for line in lines(run.metrics)][2:]
+    last = lines(run.metrics)[-1]
+    assert 15.0 <= sum(seconds) <= 20.0
+    assert last["gpu_s"] == 2 * (16.0 + sum(seconds))
+    assert last["energy_j"] == pytest.approx(500.0 * last["gpu_s"], abs=1000.0)
 
 
 def test_a_budget_is_kept_an_eye_on(run: RunDir) -> None:

@@ -49,6 +49,17 @@ def written(tmp_path: Path) -> WrittenRun:
     return WrittenRun(tmp_path / "runs" / "moby")
 
 
+def test_nothing_is_overdue_before_the_first_line_and_the_second_may_take_as_long(written: WrittenRun) -> None:
+    lock = Lock(written.run, "run")
+    written.now += 2000
+    assert written.watch.look().overdue_s is None
+    written.line(10)
+    written.now += 12
+    run = written.watch.look()
+    lock.release()
+    assert run.elapsed_s is not None and run.overdue_s == 12 - run.elapsed_s
+
+
 def test_a_run_that_trains(written: WrittenRun) -> None:
     lock = Lock(written.run, "run")
     for step in (10, 20, 30):
@@ -98,6 +109,21 @@ def test_states_by_exit_and_by_who_lives(written: WrittenRun) -> None:
         written.ended(status, reason, "because")
         run = written.watch.look()
         assert (run.state, run.message, run.step_age_s, run.eta_s) == (state, "because", None, None)
+
+
+def test_a_run_is_of_the_machine_that_took_it_last(written: WrittenRun) -> None:
+    here, elsewhere = (f"process {NO_PROCESS} on {name}" for name in (socket.gethostname(), "elsewhere"))
+    found = []
+    for run_lock, launch_lock in (("", ""), (elsewhere, ""), ("", elsewhere), (here, elsewhere), (elsewhere, here)):
+        (written.run.logs / "run.lock").write_text(run_lock)
+        (written.run.logs / "launch.lock").write_text(launch_lock)
+        found.append(written.watch.look().here)
+    assert found == [True, False, False, True, False]
+    written.ended(1, "failed")
+    assert not written.watch.look().here, "an end is told of where it was"
+    launch = Lock(written.run, "launch")
+    assert written.watch.look().here, "it is started here"
+    launch.release()
 
 
 def test_a_lock_is_looked_at_and_left_alone(written: WrittenRun) -> None:

@@ -47,7 +47,9 @@ def test_every_sort_has_an_order() -> None:
     [
         (["q"], ViewState(done=True)),
         (["3"], ViewState(view="processes")),
-        (["tab", "tab"], ViewState(view="processes")),
+        (["tab", "tab"], ViewState(view="processes", selected="GPU-0000")),
+        (["2"], ViewState(view="gpu", selected="GPU-0000")),
+        (["s", "enter", "r"], ViewState(view="gpu", sort="use", reverse=True, selected="GPU-0001")),
         (["left"], ViewState(view=VIEWS[-1])),
         (["9", "0", "x", "escape"], ViewState()),
         (["s"], ViewState(sort="use")),

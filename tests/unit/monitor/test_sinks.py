@@ -32,8 +32,12 @@ NOTE: dict[str, Any] = {
 QUICK = (0.01, 0.01)
 
 
-def sinks(pauses_s: tuple[float, ...] = QUICK, **settings: Any) -> Sinks:
-    return Sinks(AlertsConfig.model_validate(settings), pauses_s)
+def sinks(pauses_s: tuple[float, ...] = QUICK, webhook: str | None = None, **settings: Any) -> Sinks:
+    if webhook is None:
+        return Sinks(AlertsConfig.model_validate(settings), pauses_s)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOOK_URL", webhook)
+        return Sinks(AlertsConfig.model_validate({**settings, "webhook_env": "HOOK_URL"}), pauses_s)
 
 
 def test_a_webhook_gets_the_alert_as_json() -> None:

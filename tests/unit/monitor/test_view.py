@@ -118,6 +118,15 @@ def test_one_gpu_is_shown_with_curves_links_and_findings() -> None:
         assert words in text
 
 
+@pytest.mark.parametrize("view", ["overview", "processes"])
+def test_memory_in_use_by_nobody_who_is_seen_is_told(view: str) -> None:
+    part = Gpu("MIG-a", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", 1, 10 << 30, (9, 0), None, "GPU-0001")
+    instance = sample(gpu=part, memory_used_bytes=1 << 20, processes=())
+    shown = scene(sample(0, processes=()), sample(1, processes=()), instance, sample(2))
+    told = [line for line in lines_of(shown, ViewState(view=view), 120, 40) if "taken" in line]
+    assert told == ["GPU 0 taken: 61.0 GiB of it are in use, by nobody who can be seen here (another container?)"]
+
+
 def test_refused_values_are_told_with_their_reason() -> None:
     refusing = scene(sample(0, power_w=None, refused={"power_w": "not supported"}))
     assert "power_w: not supported" in "\n".join(lines_of(refusing, ViewState(view="gpu"), 80, 40))

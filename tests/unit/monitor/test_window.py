@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from drumline.monitor.window import Window
+from drumline.monitor.window import Total, Window
 
 
 def test_nothing_without_values() -> None:
@@ -32,6 +32,22 @@ def test_a_gap_gives_no_value_more_than_its_due() -> None:
     window = Window.of(times, [0.0] * 59 + [1.0, 0.0, 0.0])
     assert window is not None
     assert window.mean == pytest.approx(3 / 64)
+
+
+def test_a_total_heeds_gaps_and_values_that_are_replaced() -> None:
+    total = Total()
+    for second in range(10):
+        total.add(float(second), 0.0)
+    total.add(10.0, 0.0)
+    total.add(10.0, 1.0)
+    total.add(3600.0, 0.0)
+    kept = Window.of([3600.0], [0.0])
+    assert kept is not None
+    whole = total.over(kept)
+    assert (whole.count, whole.span_s, whole.max) == (12, 3600.0, 1.0)
+    assert whole.mean == pytest.approx(3 / 13)
+    many = Window.of([float(second) for second in range(20)], [0.0] * 20)
+    assert many is not None and total.over(many) == many
 
 
 def test_one_value_and_values_of_one_moment() -> None:
