@@ -30,7 +30,14 @@ from drumline.hardware.records import GpuSample
 from drumline.hardware.sample import take
 from drumline.hardware.session import Session, open_session
 
-CHILD = "import sys; from drumline.monitor.sampler import Sampler\nwith Sampler(1.0): sys.stdin.read()"
+CHILD = """
+import sys
+from drumline.monitor.sampler import Sampler
+with Sampler(1.0) as sampler:
+    sampler.look_within(60.0)
+    print(flush=True)
+    sys.stdin.read()
+"""
 QUESTIONS: dict[str, tuple[Any, ...]] = {
     "nvmlDeviceGetUtilizationRates": (),
     "nvmlDeviceGetMemoryInfo": (0x02000028,),
@@ -198,12 +205,15 @@ def on_a_thread() -> Iterator[None]:
 
 @contextmanager
 def in_a_child() -> Iterator[None]:
-    with subprocess.Popen([sys.executable, "-c", CHILD], stdin=subprocess.PIPE) as child:
-        time.sleep(3.0)  # it imports and opens its session
-        yield
-        assert child.stdin is not None
-        child.stdin.close()
-        child.wait(20)
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", CHILD], stdin=pipe, stdout=pipe, text=True) as child:
+        try:
+            assert child.stdout is not None
+            if child.stdout.readline() != "\n":  # a line once it has looked for the first time
+                raise SystemExit("the sampling child did not start")
+            yield
+        finally:
+            child.kill()
 
 
 def steps(rounds: int, tiny: bool) -> dict[str, Any]:

@@ -14,6 +14,8 @@ END = "end"
 PHASE = "phase "
 """Beginning of the line that says what the run goes over to: TRAINING, evaluation or checkpoint."""
 TRAINING = "training"
+GPU_SICK = "gpu_sick"
+"""The event that it writes of a GPU (`gpu`: its UUID) whose health has turned to fail."""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from drumline.hardware.nvml import Reading
 from drumline.launcher.failures import FIX_MARK, Failure
 from drumline.launcher.lost_gpus import SICK, lost_gpus, on_gpus, present, sick_gpus
 from drumline.launcher.notices import handled
+from drumline.launcher.recording import GPU_SICK
 from drumline.launcher.spec import LaunchSpec
 from drumline.launcher.start import INTERRUPTED, Result, start_workers
 from drumline.rundir import LineWriter, RunDir, read_json, read_lines
@@ -29,8 +30,6 @@ RECIPE_RESTARTS = 3
 """Of a recipe, unless faults.max_restarts says otherwise; a script or function, which may not resume, has none."""
 SAME_END = 3
 """Attempts that end at the same step with the same error before nothing else is expected of another one."""
-GPU_SICK = "gpu_sick"
-"""Event of the process that records a run's GPUs: `gpu` is the UUID of one whose health has turned to fail."""
 LOOK_S = 5.0
 """Between two looks for a GPU that is waited for."""
 _PAUSE_S = 0.25

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from drumline.hardware.xids import Xid, meaning
+from drumline.launcher.recording import GPU_SICK
 from drumline.monitor.health_watch import Health
 
 
@@ -48,4 +49,4 @@ class HealthNews:
         self._sick = before | sick
         for uuid, codes in sick.items():
             if not is_first and codes - before.get(uuid, frozenset()):
-                yield {"event": "gpu_sick", "gpu": uuid, "message": verdicts[uuid].reason}
+                yield {"event": GPU_SICK, "gpu": uuid, "message": verdicts[uuid].reason}

@@ -14,7 +14,7 @@ from typing import Any
 
 from drumline.config.monitor import MonitorConfig
 from drumline.hardware.records import GpuSample, Snapshot
-from drumline.launcher.recording import TRAINING, RecordingJob
+from drumline.launcher.recording import GPU_SICK, TRAINING, RecordingJob
 from drumline.monitor import alerts
 from drumline.monitor.alert_facts import gpu_facts, health_facts, run_facts
 from drumline.monitor.alert_rules import MINUTE_S, rules_of
@@ -179,7 +179,7 @@ class Recording:
             parents = {recent[-1].gpu.parent for recent in self._recent.values()}
         for event in self._news.of(self._health, {uuid for uuid in parents if uuid is not None}):
             self._tell(event)
-            if event["event"] == "gpu_sick":
+            if event["event"] == GPU_SICK:
                 reason = f"GPU {event['gpu']} has turned sick: {event['message']}"
                 logger.warning("%s", reason)
                 if asks and self._job.sick_gpu == "at_once":

@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 import psutil
 
-from drumline.launcher.recording import MODULE
+from drumline.launcher.recording import GPU_SICK, MODULE
 from drumline.monitor.follow import Follower
 from drumline.monitor.loss_trend import LossTrend
 from drumline.monitor.spending import total_spending
 from drumline.rundir import RunDir, read_json
 
-OURS = frozenset({"alert", "xid", "gpu_sick"})
+OURS = frozenset({"alert", "xid", GPU_SICK})
 """Events that are written by who watches the run, and are no sign of its life."""
 ENDED_WITHIN_S = 3600.0
 """How long a run that has ended is still listed."""
