@@ -8,7 +8,7 @@ from pydantic import Field
 
 from drumline.config.section import Section
 
-Compile = Literal["none", "whole", "blocks"]
+Compile = Literal["none", "whole", "blocks", "auto"]
 Products = Literal["default", "float8", "float8_rowwise", "int8", "sparse_24"]
 
 

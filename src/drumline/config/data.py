@@ -22,6 +22,8 @@ class WeightedPaths(Section):
 
 Paths = Annotated[list[str | WeightedPaths], Field(min_length=1)]
 
+RowFormat = Literal["auto", "text", "chat", "prompt_completion", "preference"]
+
 
 class TextColumns(Section):
     """Base of the kinds whose rows are read by name and hold text."""
@@ -33,6 +35,30 @@ class TextColumns(Section):
         None, description="As for kind text; none: the Hugging Face model's own folder, else bytes."
     )
     context: PositiveInt = Field(256, description="Most tokens of a text; what is longer is cut.")
+    row_format: RowFormat = Field(
+        "auto",
+        description="What a row of language_modelling is: text; messages with roles (chat); prompt and completion, of "
+        "which the completion is learned; or prompt, chosen and rejected. auto: told from the columns, with the reason.",
+    )
+    template: str | None = Field(
+        None,
+        description="How messages become text: a file with a Jinja chat template, or one of the packed ones: chatml, "
+        "llama2, llama3, zephyr, gemma, phi3; none: the tokenizer's own.",
+    )
+    learn: Literal["last", "assistant", "all"] = Field(
+        "assistant", description="Words of a chat that are learned: the assistant's last turn, all its turns, or all."
+    )
+    packing: Literal["auto", "packed", "none"] = Field(
+        "auto",
+        description="Several texts a row of `context` tokens, none of which sees another (language_modelling). auto: "
+        "where the model's attention can keep them apart.",
+    )
+    group_by_length: bool = Field(
+        True, description="Updates of texts of similar length, where they are not packed; drawn anew each epoch."
+    )
+    check: bool = Field(
+        True, description="Look through the rows before training: duplicates, empty and cut ones, labels, leakage."
+    )
 
 
 class TextData(Section):

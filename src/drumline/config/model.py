@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from drumline.config.section import Section
 
@@ -35,12 +35,59 @@ class DecoderModel(Section):
     )
 
 
+class AdapterConfig(Section):
+    """Small matrices that are trained beside the linear layers of a model whose own weights stay as they are, by peft."""
+
+    kind: Literal["lora", "dora"] = Field(
+        "lora", description="Low-rank updates (Hu et al. 2021), or those of direction and size apart (Liu et al. 2024)."
+    )
+    rank: PositiveInt = Field(16, description="Inner size of the two matrices of each layer.")
+    alpha: PositiveFloat | None = Field(
+        None, description="The update is scaled by alpha over rank; none: twice the rank."
+    )
+    dropout: Annotated[float, Field(ge=0, lt=1)] = Field(0.0, description="Dropout before the first of the matrices.")
+    targets: list[str] | Literal["all"] = Field(
+        "all",
+        description="Ends of the names of linear layers, as q_proj; all: every linear layer but the output layer.",
+    )
+    train_also: list[str] = Field(
+        default=[], description="Ends of the names of modules that are trained whole, and kept with the adapter."
+    )
+    initial: Path | None = Field(
+        None, description="Folder with an adapter that training goes on from, as peft or drumline export write it."
+    )
+
+
 class HuggingFaceModel(Section):
-    """A model from a local Hugging Face folder, with the head that the task needs."""
+    """A Hugging Face model, with the head that the task needs."""
 
     kind: Literal["huggingface"] = "huggingface"
-    path: Path = Field(description="Folder with config.json and safetensors.")
+    path: str = Field(description="Folder with config.json and safetensors, or a name on the hub, as org/name.")
+    revision: str | None = Field(None, description="Branch, tag or commit on the hub; none: its default.")
+    cache_dir: Path | None = Field(None, description="Where what the hub gives is kept; none: Hugging Face's own.")
+    token_variable: str = Field(
+        "HF_TOKEN", description="Environment variable with the access token for the hub; a token never stands here."
+    )
+    trust_remote_code: bool = Field(
+        False, description="Run Python code that comes with the model; never accepted from a service."
+    )
     random_weights: bool = Field(False, description="Take the shape only and start from random weights.")
+    weights: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="Type that trained weights are kept in; bfloat16 halves their memory and loses small updates.",
+    )
+    quantise: Literal["none", "nf4", "int8"] = Field(
+        "none", description="Keep the weights beside an adapter in 4 bits (QLoRA, Dettmers et al. 2023) or 8."
+    )
+    attention: Literal["auto", "sdpa", "varlen", "flash_attention_2", "flex_attention", "eager"] = Field(
+        "auto",
+        description="How attention is computed; auto: the fastest of those that the model and the device have, "
+        "measured at start on a GPU. varlen: torch's own for packed texts.",
+    )
+    embedding_noise: NonNegativeFloat = Field(
+        0.0, description="NEFTune's alpha (Jain et al. 2023): uniform noise on the embeddings while training; 0: none."
+    )
+    adapter: AdapterConfig | None = Field(None, description="None: the model's own weights are trained.")
 
 
 class CnnModel(Section):

@@ -13,10 +13,11 @@ class LanguageModellingTask(Section):
     """Next-token prediction."""
 
     kind: Literal["language_modelling"] = "language_modelling"
-    chunked_loss: bool = Field(
-        False,
+    chunked_loss: bool | Literal["auto"] = Field(
+        "auto",
         description="Compute logits and loss of some thousand tokens at a time, so that never all logits are in "
-        "memory; for a model of kind decoder.",
+        "memory; for kinds decoder and huggingface. auto: for a large vocabulary of a Hugging Face model that allows "
+        "it.",
     )
 
 
@@ -64,8 +65,19 @@ class ContrastiveTask(Section):
     temperature: PositiveFloat = Field(0.05, description="Similarities are divided by it.")
 
 
+class PreferenceTask(Section):
+    """Of two answers to a prompt the better one, by direct preference optimisation (Rafailov et al. 2023)."""
+
+    kind: Literal["preference"] = "preference"
+    beta: PositiveFloat = Field(0.1, description="How strongly the model is held to the one that training began with.")
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = Field(
+        0.0, description="Share of pairs that are taken to be the wrong way round (Chen et al. 2023)."
+    )
+
+
 TaskConfig = Annotated[
     LanguageModellingTask
+    | PreferenceTask
     | ClassificationTask
     | MultiLabelTask
     | RegressionTask

@@ -29,8 +29,13 @@ class OptimizerConfig(Section):
     eps: PositiveFloat = Field(1e-8, description="AdamW's denominator term.")
     momentum: NonNegativeFloat = Field(0.0, description="SGD's momentum.")
     weight_decay: NonNegativeFloat = Field(0.1, description="Decoupled (AdamW) or L2 (SGD) decay.")
-    state_precision: Literal["same", "bf16", "fp16"] = Field(
-        "same", description="AdamW's moments: in the parameters' type, or in half precision for half their memory."
+    state_precision: Literal["same", "bf16", "fp16", "int8"] = Field(
+        "same",
+        description="AdamW's moments: in the parameters' type, in half precision for half their memory, or in 8 bits by "
+        "blocks (Dettmers et al. 2022, bitsandbytes).",
+    )
+    paged: bool = Field(
+        False, description="Let moments move to the host's memory when the GPU's is short (bitsandbytes, with int8)."
     )
     decay_all: bool = Field(False, description="Also decay norms and biases (all that has fewer than two dimensions).")
     layer_decay: Fraction = Field(
@@ -117,7 +122,7 @@ class TrainConfig(Section):
     compile: Compile = Field(
         "none",
         description="Compile model and loss with torch.compile, or each block of a model that repeats one: quicker to "
-        "start, somewhat slower to run.",
+        "start, somewhat slower to run. auto: whether blocks are compiled is measured at start on a GPU.",
     )
     cuda_graphs: bool = Field(
         False, description="Replay compiled code as CUDA graphs, where shapes are static: less work for the host."
