@@ -46,6 +46,8 @@ TOLERANCES = {
     "nvlink_rx_bytes": (0.0, 1 << 20),
     "energy_w": (0.15, 10.0),
 }
+ENERGY_S = 3.0
+"""Over which energy is compared with power: the counter moves some ten times a second."""
 # Windows of their own: shown side by side, and only held to be there.
 SHOWN = ("pcie_tx_bytes_per_s", "pcie_rx_bytes_per_s")
 LOAD = """
@@ -136,23 +138,26 @@ def nvlink_counters() -> dict[str, tuple[int, int]]:
 
 
 def one_round(session: Session, phase: str, number: int) -> Iterator[Row]:
-    """Two looks with nvidia-smi between them, and the energy of the second between."""
+    """Two looks with nvidia-smi between them, and the energy up to a third."""
     before = take(session)
     smi = read_with_smi(30.0)
     if not isinstance(smi, Snapshot):
         raise SystemExit(smi.reason)
     wires = nvlink_counters()
     after = take(session)
+    time.sleep(ENERGY_S)
+    later = {each.gpu.uuid: each for each in take(session).gpus}
     for one, said, two in zip(before.gpus, smi.gpus, after.gpus, strict=True):
         yield from compare(phase, number, one, said, two)
         index = one.gpu.index
         for name, value in zip(("nvlink_tx_bytes", "nvlink_rx_bytes"), wires.get(one.gpu.uuid, ()), strict=False):
             old, new = getattr(one, name), getattr(two, name)
             yield Row(phase, number, index, f"{name} (nvlink)", old, value, new, verdict(name, old, value, new))
-        if one.energy_j is not None and two.energy_j is not None:
-            watts = (two.energy_j - one.energy_j) / (two.time - one.time)
-            word = verdict("energy_w", one.power_w, watts, two.power_w)
-            yield Row(phase, number, index, "energy by time, and power", one.power_w, watts, two.power_w, word)
+        last = later[one.gpu.uuid]
+        if two.energy_j is not None and last.energy_j is not None:
+            watts = (last.energy_j - two.energy_j) / (last.time - two.time)
+            word = verdict("energy_w", two.power_w, watts, last.power_w)
+            yield Row(phase, number, index, "energy by time, and power", two.power_w, watts, last.power_w, word)
 
 
 @contextmanager

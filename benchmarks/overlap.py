@@ -157,7 +157,7 @@ def profiled(steps: Iterator[object]) -> float | None:
     if not torch.cuda.is_available():
         advance(steps, PROFILED)
         return None
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as seen:
         advance(steps, PROFILED)
         synchronise()
     kernels = [event for event in seen.events() if event.device_type == DeviceType.CUDA]

@@ -72,7 +72,7 @@ def profile_step() -> dict[str, float]:
             next(steps)
         torch.cuda.synchronize()
         plain_ms = 1e3 * (time.perf_counter() - began) / WATCHED
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as watched:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as watched:
             for _ in range(WATCHED):
                 next(steps)
         torch.cuda.synchronize()

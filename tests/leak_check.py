@@ -103,8 +103,8 @@ def _compare(before: Snapshot, after: Snapshot) -> list[str]:
     for pid in sorted(after.children - before.children):
         leaks.append(f"child process {pid} ({_describe(pid)})")
     for number, handler in before.handlers.items():
-        if after.handlers[number] != handler and not _is_loaders(after.handlers[number]):
-            leaks.append(f"handler of {signal.Signals(number).name}: {handler!r} became {after.handlers[number]!r}")
+        if after.handlers[number] != handler and not _is_foreign(after.handlers[number]):
+            leaks.append(f"handler of {_signal_name(number)}: {handler!r} became {after.handlers[number]!r}")
     for name, value in before.settings.items():
         if after.settings[name] != value:
             leaks.append(f"global setting {name}: {value!r} became {after.settings[name]!r}")
@@ -120,9 +120,19 @@ def _directory() -> str:
         return "a removed directory"
 
 
-def _is_loaders(handler: Any) -> bool:
-    """Whether it is the one that torch's DataLoader installs with its first process and never takes back."""
-    return str(getattr(handler, "__module__", "")).startswith("torch.utils.data")
+def _is_foreign(handler: Any) -> bool:
+    """Whether others have installed it for good: torch's DataLoader with its first process, or a library in C (None),
+    such as CUDA's profiler.
+    """
+    return handler is None or str(getattr(handler, "__module__", "")).startswith("torch.utils.data")
+
+
+def _signal_name(number: int) -> str:
+    """Its name; real-time signals have none of their own."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _is_kept(thread: threading.Thread) -> bool:

@@ -48,7 +48,7 @@ def waits_of(directory: str, train: Mapping[str, Any], parallel: Mapping[str, An
         steps = trainer.steps()
         for _ in range(WARM_UP):
             next(steps)
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as watched:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as watched:
             torch.cuda.set_sync_debug_mode("default" if reads else "error")
             try:
                 with record_function("watched"):

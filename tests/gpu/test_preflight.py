@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +26,9 @@ WIDTH, LAYERS = 4096, 6
 @pytest.fixture(autouse=True)
 def whole_memory() -> Iterator[None]:
     """Limits of the process go back to what they were."""
+    gc.collect()  # tests before this one
     yield
+    gc.collect()
     torch.cuda.set_per_process_memory_fraction(1.0)
     torch.cuda.empty_cache()
 
@@ -76,6 +79,8 @@ def events(folder: Path, name: str, kind: str) -> list[dict[str, Any]]:
 
 def fits(folder: Path, micro_batch: int) -> bool:
     """Whether two updates go through with this size, without recovery."""
+    gc.collect()
+    torch.cuda.empty_cache()  # of the size before
     train = {"micro_batch": micro_batch, "out_of_memory": {"recover": False}}
     try:
         with trainer_of(folder, f"by-hand-{micro_batch}", num_eval_rows=0, train=train) as trainer:
@@ -92,6 +97,7 @@ def test_the_size_is_within_one_halving_of_the_best_by_hand(tmp_path: Path, comp
         trainer.fit()
         found = trainer._run.progress.micro_batch
         evaluation = trainer._run.progress.evaluation_batch
+    del trainer  # with its weights
     assert found is not None and evaluation is not None
     (event,) = events(tmp_path, "auto", "preflight")
     assert events(tmp_path, "auto", "out_of_memory") == []
@@ -107,6 +113,7 @@ def test_it_leaves_nothing_behind(tmp_path: Path) -> None:
         trainer.fit()
         found = trainer._run.progress.micro_batch
         held = torch.cuda.memory_allocated()
+    del trainer  # with its weights
     with trainer_of(tmp_path, "given", num_eval_rows=0, train={"micro_batch": found}) as trainer:
         trainer.fit()
         assert abs(torch.cuda.memory_allocated() - held) < 64 << 20

@@ -32,7 +32,7 @@ def test_a_run_records_its_gpu(tmp_path: Path) -> None:
         {
             "run_dir": tmp_path / "run",
             "parallel": {"kind": "single"},
-            "train": {"global_batch": 1024, "micro_batch": 1024, "epochs": 200},
+            "train": {"global_batch": 1024, "micro_batch": 1024, "epochs": 200, "lr": 1e-7},
             "track": {"console": False, "every": 20},
             "checkpoint": {"at_end": False},
             "monitor": {"record_every_s": 2.0, "price_per_kwh": 0.3, "price_per_gpu_hour": 2.0},

@@ -190,8 +190,8 @@ def no_collector() -> Iterator[None]:
     freezes = outermost and not gc.get_freeze_count()
     if outermost:
         _collected_before, _collections = gc.isenabled(), 0
+        gc.collect()  # what is garbage already, such as an earlier trainer, would hold its tensors to the end
     if freezes:
-        gc.collect()  # what is garbage already would be set aside too, and hold its tensors to the end
         gc.freeze()
     try:
         with _collector(on=False):

@@ -89,7 +89,7 @@ class Profile:
         if self._device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._clock.drain()
-        self._profiler = torch.profiler.profile(activities=activities)
+        self._profiler = torch.profiler.profile(activities=activities, acc_events=True)
         self._profiler.start()
         # The profiler takes its time to start; a rank that is late would look like slow communication on the others.
         run.groups.side.exchange("profile begins")

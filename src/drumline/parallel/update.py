@@ -200,9 +200,10 @@ class Update:
         rates = [group["lr"] for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
         if self._rates.factor is not None:
-            # The rate is a function of the counter; what was loaded may be a number where a device tensor is due.
+            # What was loaded may be a number where a device tensor is due, or the other way round.
             for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
+                loaded = float(group["lr"])
+                group["lr"] = rate.fill_(loaded) if isinstance(rate, Tensor) else loaded
         self._completed = state["completed"]
         if self._counter is not None:
             self._counter.fill_(state["completed"])

@@ -212,7 +212,8 @@ def test_state_and_load_go_on_with_the_same_bits(make: MakeOptimizer, skippable:
     second, loading = build()
     for p, value in zip(second, first, strict=True):
         p.data.copy_(value)
-    loading.load(saved)
+    loading.load(copy.deepcopy(saved))
+    assert_same(loading.state(), saved)  # a run that ends at once is saved as it was
     found = run(loading, second, range(4, 7))
     assert_same([p.detach() for p in second], [p.detach() for p in straight])
     for outcome, same in zip(found, expected[4:], strict=True):
