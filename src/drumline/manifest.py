@@ -189,6 +189,23 @@ def newest_valid(run: RunDir) -> tuple[Path | None, list[tuple[Path, str]]]:
     return None, skipped
 
 
+def chosen(run: RunDir, step: int | None) -> tuple[Path, list[str]]:
+    """The checkpoint of this step, or the newest valid one with what is wrong with the newer ones, a line each.
+
+    Raises DataError where there is none. Of a step that was asked for only the folder is looked for.
+    """
+    path, skipped = (run.checkpoint_of(step), []) if step is not None else newest_valid(run)
+    problems = [f"{folder.name}: {problem}" for folder, problem in skipped]
+    if path is None or not path.is_dir():
+        told = f" ({'; '.join(problems)})" if problems else ""
+        what = f"no checkpoint of update {step}" if step is not None else "no valid checkpoint"
+        raise DataError(
+            f"the run in {run.path} has {what}{told}",
+            f"see: drumline checkpoints {run.path}",
+        )
+    return path, problems
+
+
 def digest(path: Path) -> str:
     """SHA-256 of a file."""
     with path.open("rb") as stream:

@@ -29,7 +29,7 @@ def test_it_ends_well_and_leaves_nobody(trained: tuple[Ended, RunDir]) -> None:
 def test_a_pipe_gets_the_plan_then_plain_lines_then_what_to_do_next(trained: tuple[Ended, RunDir]) -> None:
     ended, _ = trained
     assert "\x1b" not in ended.out and "\r" not in ended.out
-    first, *plan, _, _, _, _, _, last = ended.out.splitlines()
+    first, *plan, _, _, _, _, _, _, _, last = ended.out.splitlines()
     assert first == "run: runs/tiny"
     assert [line.split(maxsplit=2)[:2] for line in plan[:4]] == [
         ["kind", "ddp"],
@@ -39,8 +39,9 @@ def test_a_pipe_gets_the_plan_then_plain_lines_then_what_to_do_next(trained: tup
     ]
     assert plan[3].endswith("hardware.num_processes asks for 2")
     lines = ended.out.splitlines()[len(plan) + 1 : -1]
-    assert lines[0] == "2 processes on cpu, ddp; global batch 8 = 2 x 4; fp32; 6 updates"
-    assert [line.split(" | ")[0] for line in lines[1:]] == ["step 2/6", "step 4/6", "step 6/6", "step 6/6"]
+    assert [line.split(",")[0] for line in lines[:2]] == ["data.train: 1 document", "data.eval: 1 document"]
+    assert lines[2] == "2 processes on cpu, ddp; global batch 8 = 2 x 4; fp32; 6 updates"
+    assert [line.split(" | ")[0] for line in lines[3:]] == ["step 2/6", "step 4/6", "step 6/6", "step 6/6"]
     assert last.startswith("evaluation loss ") and last.endswith("drumline report runs/tiny")
 
 
@@ -82,8 +83,8 @@ def test_plan_environment_metrics_and_events_say_what_happened(trained: tuple[En
     ]
     assert all(math.isfinite(record["loss"]) for record in records)
     events = list(read_lines(run.events))
-    assert [event["event"] for event in events][:2] == ["start", "plan"]
-    assert events[1]["message"] == "2 processes on cpu, ddp; global batch 8 = 2 x 4; fp32; 6 updates"
+    assert [event["event"] for event in events][:3] == ["data_report", "start", "plan"]
+    assert events[2]["message"] == "2 processes on cpu, ddp; global batch 8 = 2 x 4; fp32; 6 updates"
     assert events[-1]["event"] == "end"
     assert "plan: world_size is 2: torch elastic started 2" in run.log_of(0).read_text()
 

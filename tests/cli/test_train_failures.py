@@ -81,7 +81,12 @@ def test_what_can_be_refused_at_once_starts_nobody(setting: str, problem: str, f
     [
         ("absent.txt", None, "failed: data.train: there is no file 'absent.txt'", "fix: correct the name:"),
         ("empty.txt", b"", "failed: data.train: all 1 files are empty", "fix: name files with text"),
-        ("latin.txt", b"caf\xe9", "failed: latin.txt is not UTF-8 text: byte 0xe9 at offset 3", "fix: convert it"),
+        (
+            "latin.txt",
+            b"caf\xe9 \xc3\xa9",
+            "failed: latin.txt is not UTF-8 text: byte 0xe9 at offset 3",
+            "fix: convert it",
+        ),
     ],
 )
 def test_data_that_no_rank_can_read(file: str, content: bytes | None, problem: str, fix: str, folder: Path) -> None:

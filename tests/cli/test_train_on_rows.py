@@ -63,7 +63,11 @@ def test_it_shows_columns_and_classes_before_the_run(trained: tuple[Ended, RunDi
     assert lines[train].endswith("; text: text (100 different); label: text (2 different)")
     assert lines[train + 1].startswith("data.eval: 20 rows; ")
     assert lines[train + 2] == "data: 2 classes (air, water)"
-    assert lines[train + 3].startswith("2 processes on cpu, ddp; ")
+    assert lines[train + 3].split() == ["data", "report", "train", "eval"]
+    [plan] = [number for number, line in enumerate(lines) if line.startswith("2 processes on cpu, ddp; ")]
+    assert [line.split()[0] for line in lines[train + 4 : plan]] == [
+        *("rows", "left", "duplicates", "tokens", "shortest,", "95%,", "scripts", "labels")
+    ]
 
 
 def test_bad_rows_are_told_of_once_with_the_file_that_lists_them(trained: tuple[Ended, RunDir], folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,9 +11,19 @@ from tests.contract.doc_blocks import Block, find_blocks, run_blocks
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LONG = {"docs/faults.md", "docs/finetune.md", "docs/parallel.md", "docs/train.md"}
+"""Pages whose blocks train for longer; `make test-system` runs them."""
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def documents() -> list[Any]:
+    """All pages, the long ones marked."""
+    names = {path.relative_to(ROOT).as_posix(): path for path in DOCUMENTS}
+    return [
+        pytest.param(path, id=name, marks=[pytest.mark.system] if name in LONG else []) for name, path in names.items()
+    ]
+
+
+@pytest.mark.parametrize("path", documents())
 def test_blocks_run(path: Path, tmp_path: Path) -> None:
     failures = run_blocks(path, tmp_path)
     assert not failures, "\n".join(failures)

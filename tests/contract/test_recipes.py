@@ -14,6 +14,7 @@ import yaml
 from drumline.config.load import dump_config, load_config
 from drumline.config.recipes import recipes_folder
 from drumline.rundir import RunDir, read_lines
+from tests.tiny_models import save_bert, save_llama
 
 COMMAND = Path(sys.executable).with_name("drumline")
 RECIPES = sorted(path.stem for path in recipes_folder().glob("*.yaml"))
@@ -39,13 +40,33 @@ SMALLER: dict[str, list[str]] = {
     "classify_text": [],
     "classify_images": [],
     "custom": [],
+    # Tiny models with random weights stand in for those on the hub.
+    "finetune_causal": [
+        "model.path=llama",
+        "data.tokenizer=llama",
+        "data.train=['recipes:moby_dick/chapter_1.txt']",
+        "data.eval=['recipes:moby_dick/chapter_122.txt']",
+        "data.context=64",
+    ],
+    "finetune_chat": ["model.path=llama"],
+    "finetune_lora": ["model.path=llama"],
+    "classify_minilm": ["model.path=bert"],
 }
-CLASSES = {"classify_text": 8, "classify_images": 10, "custom": 10}
+CLASSES = {"classify_text": 8, "classify_images": 10, "custom": 10, "classify_minilm": 8}
+MODELS = {"llama": save_llama, "bert": save_bert}
 
 
-def pulse(recipe: str, folder: Path) -> subprocess.CompletedProcess[str]:
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Folders by name."""
+    return {name: str(save(tmp_path_factory.mktemp(name))) for name, save in MODELS.items()}
+
+
+def pulse(recipe: str, folder: Path, models: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """Train two steps of a recipe, shrunk, in `folder`; the run directory is `folder/run`."""
     settings = [*SMALL, *SMALLER.get(recipe, []), f"run_dir={folder}/run"]
+    for name, path in (models or {}).items():
+        settings = [setting.replace(f"={name}", f"={path}") for setting in settings]
     command = [str(COMMAND), "train", recipe, *(part for setting in settings for part in ("--set", setting))]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
 
@@ -64,8 +85,8 @@ def test_a_recipe_parses_and_is_written_back_equal(recipe: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_has_a_pulse(recipe: str, tmp_path: Path) -> None:
-    result = pulse(recipe, tmp_path)
+def test_a_recipe_has_a_pulse(recipe: str, tmp_path: Path, models: dict[str, str]) -> None:
+    result = pulse(recipe, tmp_path, models)
     assert result.returncode == 0, result.stdout + result.stderr
     run = RunDir(tmp_path / "run")
     steps = [record["step"] for record in read_lines(run.metrics) if record["kind"] == "train"]

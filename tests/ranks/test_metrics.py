@@ -32,6 +32,7 @@ from tests.rank_pool import RankError, RankPool
 from tests.ranks.training import Case, config_of, fresh
 
 SIZES, BATCHES = (0, 1, 2, 7, 10, 21), (1, 4, 256)
+NAMES = ("red", "green", "blue")
 GRID = [(size, batch) for size in SIZES for batch in BATCHES]
 
 
@@ -75,18 +76,18 @@ def make(name: str) -> Kind:
     truth = torch.randint(3, (21, 4), generator=generator)
     scores = ((noise + torch.nn.functional.one_hot(truth, 3)) * 2).round() / 2
     if name == "classification":
-        return Kind(Classification(3), 3, TensorDataset(scores[:, 0], truth[:, 0]))
+        return Kind(Classification(3, names=NAMES), 3, TensorDataset(scores[:, 0], truth[:, 0]))
     if name == "two classes":
         return Kind(Classification(2), 2, TensorDataset(scores[:, 0, :2], truth[:, 0].clamp(max=1)))
     if name == "multi-label":
         present = (noise[:, 1] + scores[:, 0] > 0.5).double()
-        return Kind(MultiLabel(3, threshold=0.6), 3, TensorDataset(scores[:, 0], present))
+        return Kind(MultiLabel(3, threshold=0.6, names=NAMES), 3, TensorDataset(scores[:, 0], present))
     if name == "regression":
         return Kind(Regression(num_targets=3), 3, TensorDataset(scores[:, 0], scores[:, 0] + noise[:, 0] / 2))
     if name == "tokens":
         truth[::3, 1:] = -100
         truth[9:16] = -100  # on 3 ranks, the whole part of one
-        return Kind(TokenClassification(3), 3, TensorDataset(scores, truth))
+        return Kind(TokenClassification(3, NAMES), 3, TensorDataset(scores, truth))
     assert name == "contrastive"
     return Kind(Contrastive(), 3, Pairs(scores[:, 0], scores[:, 0] + noise[:, 1] / 4))
 
@@ -120,7 +121,7 @@ def evaluate_all(name: str, directory: str) -> list[dict[str, float]]:
 
 
 KINDS = ["classification", "two classes", "multi-label", "regression", "tokens", "contrastive"]
-EXACT = {"accuracy", "f1", "auc", "r2", "count"}
+EXACT = {"accuracy", "f1", "auc", "r2", "count", *(f"f1/{name}" for name in NAMES)}
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -150,10 +151,14 @@ def test_the_values_are_scikit_learns(tmp_path: Path, ranks: RankPool) -> None:
         scores, labels = (torch.stack(column) for column in zip(*(kind.rows[row] for row in range(21)), strict=True))
         return alone[GRID.index((21, 4))], Shift(kind.width)(scores).detach(), labels
 
+    def by_class(found: dict[str, float]) -> list[float]:
+        return [found[f"f1/{name}"] for name in NAMES]
+
     found, scores, labels = metrics("classification")
     predicted, chances = scores.argmax(-1), scores.softmax(-1)
     assert found["accuracy"] == pytest.approx(accuracy_score(labels, predicted))
     assert found["f1"] == pytest.approx(f1_score(labels, predicted, average="macro"))
+    assert by_class(found) == pytest.approx(f1_score(labels, predicted, average=None))
     assert found["auc"] == pytest.approx(roc_auc_score(labels, chances, multi_class="ovr"))
 
     found, scores, labels = metrics("two classes")
@@ -161,6 +166,7 @@ def test_the_values_are_scikit_learns(tmp_path: Path, ranks: RankPool) -> None:
 
     found, scores, labels = metrics("multi-label")
     assert found["f1"] == pytest.approx(f1_score(labels, scores.sigmoid() >= 0.6, average="macro", zero_division=0))
+    assert by_class(found) == pytest.approx(f1_score(labels, scores.sigmoid() >= 0.6, average=None))
     assert found["auc"] == pytest.approx(roc_auc_score(labels, scores, average="macro"))
 
     found, scores, labels = metrics("regression")
@@ -173,6 +179,7 @@ def test_the_values_are_scikit_learns(tmp_path: Path, ranks: RankPool) -> None:
     predicted = scores.argmax(-1)[counted]
     assert found["accuracy"] == pytest.approx(accuracy_score(labels[counted], predicted))
     assert found["f1"] == pytest.approx(f1_score(labels[counted], predicted, average="macro"))
+    assert by_class(found) == pytest.approx(f1_score(labels[counted], predicted, average=None))
 
 
 class Custom(Regression):

@@ -25,7 +25,6 @@ from drumline.config.model import DecoderModel, HuggingFaceModel
 from drumline.config.recipes import expand_path
 from drumline.data.features import (
     Features,
-    NextTokenFeatures,
     PairFeatures,
     Prepared,
     SourceTargetFeatures,
@@ -33,6 +32,7 @@ from drumline.data.features import (
     WordFeatures,
 )
 from drumline.data.labels import Classes
+from drumline.data.learned_tokens import ShiftedFeatures, TextTokens
 from drumline.data.padding import Pad
 from drumline.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from drumline.models.cnn import Cnn
@@ -104,7 +104,7 @@ def definitions(folder: Path) -> list[dict[str, Any]]:
 
 def minilm(folder: Path, head: Any, num_labels: int | None = None, *, dropout: bool) -> Any:
     """With its weights, and a new head."""
-    model: Any = load_model(HuggingFaceModel(path=folder), head, num_labels)
+    model: Any = load_model(HuggingFaceModel(path=str(folder)), head, num_labels)
     if not dropout:
         for module in model.modules():
             if isinstance(module, nn.Dropout):
@@ -217,7 +217,7 @@ def language_modelling(assets: Assets, *, whole: bool) -> Problem:
     texts = [path.read_text(encoding="utf8") for path in sorted(assets.speeches.glob("*.txt"))[-12:]]
     rows = [{"text": text[i : i + 128]} for text in texts for i in range(0, len(text), 128)]
     random.Random(0).shuffle(rows)
-    features = NextTokenFeatures(ByteTokenizer(), 128)
+    features = ShiftedFeatures(TextTokens(ByteTokenizer()), 128)
     train, held_out = prepared(rows[:3_400] if whole else rows[:300], 200 if whole else 60, features)
     shape = DecoderModel(style="llama", num_layers=2, num_heads=4, width=128)
     model = decoder_from_config(shape, ByteTokenizer().vocab_size, 128)

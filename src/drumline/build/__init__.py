@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from drumline.build.data_report import data_report, tell_report
 from drumline.build.features import prepare
 from drumline.build.models import make_model, make_task
 from drumline.build.rows import Loaded, load_rows
@@ -16,12 +17,13 @@ from drumline.config.combinations import combination_problems
 from drumline.config.model import PythonModel
 from drumline.config.problem import refuse
 from drumline.config.schema import RunConfig
+from drumline.data.schema import shown_name, told_names
 from drumline.data.source import as_source
 from drumline.engine.trainer import Options, Trainer
 from drumline.errors import ConfigError
 from drumline.launcher.world import detect_world
 from drumline.models.python_file import DataFacts, ModelFile, load_file
-from drumline.rundir import LineWriter, RunDir
+from drumline.rundir import LineWriter, RunDir, read_lines
 
 logger = logging.getLogger("drumline.build")
 
@@ -42,6 +44,7 @@ def build_trainer(config: RunConfig, run: RunDir) -> Trainer:
     built = build_parts(config)
     if built.loaded is not None and detect_world().rank == 0:
         tell(built.loaded, run)
+        report_data(config, built, run)
     built.options["run"] = run
     return Trainer(built.model, config, built.train, **built.options)
 
@@ -115,13 +118,33 @@ def tell(loaded: Loaded, run: RunDir) -> None:
             "rows": schema.num_rows,
             "bad_rows": schema.num_bad,
             "bad_rows_files": [str(path) for path in schema.bad_rows],
-            "columns": {column: str(values) for column, values in schema.columns.items()},
+            "columns": {shown_name(column): str(values) for column, values in schema.columns.items()},
         }
+    if loaded.form is not None:
+        logger.info("data.row_format: %s, since %s", loaded.form.kind, loaded.form.reason)
+        # By which `drumline chat` knows how the model is to be spoken to.
+        facts["row_format"], facts["row_format_reason"] = loaded.form.kind, loaded.form.reason
+        facts["template"] = None if loaded.template is None else loaded.template.where
+    if loaded.template is not None:
+        logger.info("data.template: %s", loaded.template.where)
     if loaded.classes is not None:
         logger.info("data: %s", loaded.classes.describe())
-        facts["classes"] = list(loaded.classes.names)
+        facts["classes"] = list(told_names(loaded.classes.names))
     events = LineWriter(run.events)
     events.write({"event": "data", "rank": 0, **facts})
+    events.close()
+
+
+def report_data(config: RunConfig, built: Built, run: RunDir) -> None:
+    """Look through the rows, log what was found and keep it in events.jsonl; once a run, so not when it goes on."""
+    if built.loaded is None or any(line.get("event") == "data_report" for line in read_lines(run.events)):
+        return
+    found = data_report(config, built.loaded, built.train, built.options.get("eval_data"))
+    if found is None:
+        return
+    tell_report(found)
+    events = LineWriter(run.events)
+    events.write({"event": "data_report", "rank": 0, **found.event()})
     events.close()
 
 

@@ -6,105 +6,126 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from drumline import __version__
-from drumline.config.load import load_config
+from drumline.build.card import write_card
+from drumline.build.trained import Trained, folder_of, read_trained, whole_weights
+from drumline.build.words import learned_ends, write_words
 from drumline.config.model import HuggingFaceModel
-from drumline.engine.checkpoint import read_checkpoint
 from drumline.engine.weight_files import write_safetensors
-from drumline.errors import ConfigError, DataError, DrumlineError
-from drumline.manifest import newest_valid
-from drumline.models.folder import copy_beside, write_pretrained
+from drumline.errors import ConfigError, DrumlineError
+from drumline.models.folder import cast, copy_files, write_pretrained
+from drumline.models.generation import write_generation
 from drumline.rundir import RunDir, sync_directory
 
 WEIGHTS = "model.safetensors"
+OTHER_FILES = ("preprocessor_config.json", "LICENSE*")
+"""Of the model that training began with, what training does not change."""
 
 
-def export(run: RunDir, out: Path, step: int | None) -> dict[str, Any]:
+def export(
+    run: RunDir, out: Path, step: int | None, *, adapter: bool = False, weights: str | None = None
+) -> dict[str, Any]:
     """Make the folder `out` of the checkpoint of this step, or of the newest valid one; returns what was done.
 
     A Hugging Face folder where the run trained such a model, else one file with the names of the bare model. Where
-    weights were averaged, the average is what is written. Raises ConfigError where `out` exists, DataError where there
-    is no valid checkpoint.
+    weights were averaged, the average is what is written; an adapter is merged into its model, or written alone, in
+    peft's format. weights: float32 or bfloat16; None: as they were trained. Raises ConfigError where `out` exists,
+    DataError where there is no valid checkpoint.
     """
     if out.exists():
         raise ConfigError(f"{out} exists already", "give a folder that does not exist yet")
-    path, skipped = (run.checkpoint_of(step), []) if step is not None else newest_valid(run)
-    if path is None or not path.is_dir():
-        known = "; ".join(f"{folder.name}: {problem}" for folder, problem in skipped)
-        what = f"no checkpoint of update {step}" if step is not None else "no valid checkpoint"
-        raise DataError(
-            f"the run in {run.path} has {what}{f' ({known})' if known else ''}", f"see: drumline checkpoints {run.path}"
-        )
-    state = read_checkpoint(path)
-    weights, averaged = final_weights(state["strategy"])
-    update = int(state["progress"]["step"])
+    trained = read_trained(run, step)
+    if adapter and trained.adapter is None:
+        raise ConfigError(f"the run in {run.path} has trained no adapter", "leave --adapter out")
+    dtype = None if weights is None else getattr(torch, weights)
+    write = write_adapter_folder if adapter else write_folder
+    missing = put_whole(out, lambda folder: write(trained, folder, dtype))
+    return {
+        "files": sorted(str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()),
+        "step": trained.step,
+        "averaged": trained.averaged,
+        "merged": trained.adapter is not None and not adapter,
+        "skipped": trained.skipped,
+        "not_found": missing,
+    }
+
+
+def put_whole(out: Path, write: Callable[[Path], list[str]]) -> list[str]:
+    """Let a folder be written beside its place, and put it there when all is on the disk; what `write` returns."""
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
     try:
-        if not write_hugging_face(run, weights, temporary):
-            write_safetensors(temporary / WEIGHTS, weights, {"drumline": __version__, "step": str(update)})
-        for file in temporary.iterdir():
-            with file.open("rb") as stream:
-                os.fsync(stream.fileno())
+        missing = write(temporary)
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                with file.open("rb") as stream:
+                    os.fsync(stream.fileno())
         sync_directory(temporary)
         temporary.rename(out)
         sync_directory(out.absolute().parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    return {
-        "files": sorted(file.name for file in out.iterdir()),
-        "step": update,
-        "averaged": averaged,
-        "skipped": [f"{folder.name}: {problem}" for folder, problem in skipped],
-        "not_found": [str(folder) for folder in folders_of(run) if not folder.is_dir()],
-    }
+    return missing
 
 
-def final_weights(strategy: Mapping[str, Any]) -> tuple[dict[str, Tensor], bool]:
-    """What an evaluation would run on, by name, and whether it is an average; what is no tensor is left out."""
-    weights = {name: value for name, value in strategy["model"].items() if isinstance(value, Tensor)}
-    average = strategy["average"]
-    if average is None or not average["averages"]:
-        return weights, False
-    # Of tied weights, which are one tensor here, the average has the first name only.
-    by_place = {weights[name].data_ptr(): value for name, value in average["averages"].items() if weights[name].numel()}
-    cast: dict[int, Tensor] = {}
-    for name, value in weights.items():
-        mean = average["averages"].get(name, by_place.get(value.data_ptr()) if value.numel() else None)
-        if mean is not None:
-            weights[name] = cast.setdefault(id(mean), mean.to(value.dtype))
-    return weights, True
+def write_folder(trained: Trained, out: Path, dtype: torch.dtype | None) -> list[str]:
+    """Write model, configuration, words and card, or of a model that is none of transformers' the weights alone.
+
+    Returns the places of folders that are not there any more, so that nothing was copied from them.
+    """
+    weights = whole_weights(trained)
+    if not write_pretrained(weights, trained.run.model, out, dtype):
+        if dtype is not None:
+            weights = cast(weights, dtype)
+        write_safetensors(out / WEIGHTS, weights, {"drumline": __version__, "step": str(trained.step)})
+        return []
+    missing, base = write_words(trained, out), folder_of(trained)
+    if base is not None:
+        copy_files(base, out, OTHER_FILES)
+    ends, pad = learned_ends(trained.config, out)
+    write_generation(out, base, ends, pad)
+    write_card(trained, base, out, adapter=False)
+    return missing
 
 
-def write_hugging_face(run: RunDir, weights: Mapping[str, Tensor], out: Path) -> bool:
-    """Write model, configuration and tokenizer, if the run trained a model of transformers'."""
-    if not write_pretrained(weights, run.model, out):
-        return False
-    for folder in folders_of(run):
-        copy_beside(folder, out)
-    return True
+def write_adapter_folder(trained: Trained, out: Path, dtype: torch.dtype | None) -> list[str]:
+    """Write the adapter alone, with the words that it was trained with, and a card; returns as `write_folder` does."""
+    from drumline.models.adapter_files import write_adapter
+
+    model, weights = trained.config.model, trained.weights
+    assert isinstance(model, HuggingFaceModel)
+    if trained.base is None:
+        raise ConfigError(
+            "the adapter was trained beside random weights, which are nowhere else", "leave --adapter out"
+        )
+    base = {**trained.base, "path": base_name(model)}
+    write_adapter(weights if dtype is None else cast(weights, dtype), model, base, out)
+    missing = write_words(trained, out)
+    write_card(trained, folder_of(trained), out, adapter=True)
+    return missing
 
 
-def folders_of(run: RunDir) -> list[Path]:
-    """The folders that tokenizer and model came from; a path in a recipe counts from where the run was started."""
-    config = load_config(run.config)
-    named = [getattr(config.data, "tokenizer", None)]
-    if isinstance(config.model, HuggingFaceModel):
-        named.append(config.model.path)
-    return [Path(folder) for folder in named if folder is not None]
+def base_name(model: HuggingFaceModel) -> str:
+    """What an adapter calls the model that it belongs to: its name on the hub, or the whole path of its folder."""
+    from drumline.data.hub import local_folder
+
+    folder = local_folder(model.path)
+    return model.path if folder is None else str(folder.resolve())
 
 
-def answer(run: Path, out: Path, step: int | None) -> dict[str, Any]:
+def answer(
+    run: Path, out: Path, step: int | None = None, *, adapter: bool = False, weights: str | None = None
+) -> dict[str, Any]:
     """What was done, or {"problem": ..., "fix": ..., "code": ...}."""
     try:
-        return export(RunDir(run), out, step)
+        return export(RunDir(run), out, step, adapter=adapter, weights=weights)
     except DrumlineError as error:
         return {"problem": error.problem, "fix": error.fix, "code": error.code}
     except OSError as error:
@@ -116,5 +137,5 @@ def answer(run: Path, out: Path, step: int | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    source, target, *wanted = sys.argv[1:]
-    sys.stdout.write(f"\n{json.dumps(answer(Path(source), Path(target), int(wanted[0]) if wanted else None))}\n")
+    source, target, wishes = sys.argv[1:]
+    sys.stdout.write(f"\n{json.dumps(answer(Path(source), Path(target), **json.loads(wishes)))}\n")

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from drumline.build.language import language_rows, preference_features
 from drumline.build.rows import Loaded
 from drumline.config.data import ImageFolders
 from drumline.config.schema import RunConfig
@@ -15,7 +16,6 @@ from drumline.data.features import (
     ColumnFeatures,
     Features,
     ImageFeatures,
-    NextTokenFeatures,
     NumberFeatures,
     PairFeatures,
     Prepared,
@@ -26,19 +26,22 @@ from drumline.data.features import (
     WordFeatures,
 )
 from drumline.data.images import Pixels, PixelSettings
+from drumline.data.label_places import LabelPlaces
 from drumline.data.labels import as_numbers
 from drumline.data.packing import NO_LABEL
 from drumline.data.padding import MULTIPLE, Pad
 from drumline.data.source import Collate
 from drumline.models.huggingface import is_pretrained, text_config
 
-_LABELS_BY_TOKEN = ("language_modelling", "token_classification", "sequence_to_sequence")
+_LABELS_BY_TOKEN = ("preference", "token_classification", "sequence_to_sequence")
 
 
 def prepare(config: RunConfig, loaded: Loaded, model: nn.Module) -> tuple[Any, Any | None, Collate | None]:
     """Training rows and held-out rows as tensors, and how they become a batch (None: torch's own way)."""
     if loaded.reads == "packed":
         return loaded.train, loaded.evaluation, None
+    if loaded.form is not None and config.task.kind == "language_modelling":
+        return language_rows(config, loaded, model, pad_id(loaded, model))
     train = prepared(loaded.train, make_features(config, loaded, model, training=True), "data.train")
     held_out = None
     if loaded.evaluation is not None:
@@ -93,8 +96,8 @@ def text_features(config: RunConfig, loaded: Loaded, model: nn.Module, label: Re
         return SourceTargetFeatures(tokenizer, context)
     if task == "contrastive":
         return PairFeatures(tokenizer, context)
-    if task == "language_modelling":
-        return NextTokenFeatures(tokenizer, context)
+    if task == "preference":
+        return preference_features(loaded)
     pair = "text_pair" in loaded.facts.columns
     type_ids = pair and "token_type_ids" in inspect.signature(model.forward).parameters
     return TextFeatures(tokenizer, context, label, pair=pair, type_ids=type_ids)
@@ -104,8 +107,15 @@ def make_collate(config: RunConfig, loaded: Loaded, model: nn.Module) -> Collate
     """Padding by the names that differ in length; a model that looks for its padding id gets that one."""
     if loaded.tokenizer is None:
         return Pad({})
-    own = text_config(model).pad_token_id if is_pretrained(model) else None
-    pad_ids = {"input_ids": loaded.tokenizer.pad_id if own is None else own, "attention_mask": 0, "token_type_ids": 0}
+    pad_ids = {"input_ids": pad_id(loaded, model), "attention_mask": 0, "token_type_ids": 0}
     if config.task.kind in _LABELS_BY_TOKEN:
         pad_ids["labels"] = NO_LABEL
-    return Pad(pad_ids, MULTIPLE, loaded.facts.context)
+    pad = Pad(pad_ids, MULTIPLE, loaded.facts.context)
+    return LabelPlaces(pad) if config.task.kind == "preference" else pad
+
+
+def pad_id(loaded: Loaded, model: nn.Module) -> int:
+    """The id that fills rows up: the model's own, where it has one, else the tokenizer's."""
+    assert loaded.tokenizer is not None
+    own = text_config(model).pad_token_id if is_pretrained(model) else None
+    return loaded.tokenizer.pad_id if own is None else int(own)

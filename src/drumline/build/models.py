@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import nn
 
+from drumline.build.preference import preference_for
 from drumline.build.rows import Loaded
 from drumline.config.model import CnnModel, DecoderModel, HuggingFaceModel, NgramModel
 from drumline.config.schema import RunConfig
@@ -14,13 +16,20 @@ from drumline.config.task import (
     ContrastiveTask,
     LanguageModellingTask,
     MultiLabelTask,
+    PreferenceTask,
     RegressionTask,
 )
+from drumline.data.schema import told_names
+from drumline.data.tokenizers import ByteTokenizer, Tokenizer, extends, has_tokenizer, load_tokenizer
 from drumline.errors import ConfigError
+from drumline.models.causal_head import choose_chunked
 from drumline.models.cnn import Cnn
 from drumline.models.decoder import Decoder, decoder_from_config
+from drumline.models.hub import find_folder, hub_of
 from drumline.models.huggingface import Head, is_pretrained, learned_positions, load_model, text_config
 from drumline.models.ngrams import Ngrams
+from drumline.models.vocabulary import grow_embeddings, untrained
+from drumline.parallel.groups import started_world
 from drumline.parallel.strategy import Task
 from drumline.tasks.classification import Classification
 from drumline.tasks.contrastive import Contrastive
@@ -30,8 +39,11 @@ from drumline.tasks.regression import Regression
 from drumline.tasks.sequence_to_sequence import SequenceToSequence
 from drumline.tasks.token_classification import TokenClassification
 
+logger = logging.getLogger("drumline.build")
+
 _HEADS: dict[str, Head] = {
     "language_modelling": "causal",
+    "preference": "causal",
     "token_classification": "token_classification",
     "sequence_to_sequence": "sequence_to_sequence",
     "contrastive": "embedding",
@@ -80,7 +92,7 @@ def load_pretrained(config: RunConfig, model: HuggingFaceModel, loaded: Loaded) 
     head = _HEADS.get(task, "image_classification" if loaded.reads == "image" else "sequence_classification")
     if loaded.reads == "image" and head != "image_classification":
         raise ConfigError(f"{task} needs texts, and the data has images", "set task.kind to classification")
-    module = load_model(model, head, facts.num_outputs)
+    module = load_model(model, head, facts.num_outputs, values=has_values(model, started_world().rank))
     settings: Any = module.config
     if facts.classes is not None:
         settings.id2label = dict(enumerate(facts.classes))
@@ -91,19 +103,68 @@ def load_pretrained(config: RunConfig, model: HuggingFaceModel, loaded: Loaded) 
         check_images(module, loaded)
     else:
         check_texts(module, model, loaded)
-    return module
+        grow(module, model, loaded)
+    if model.adapter is None and model.quantise == "none" and not model.embedding_noise:
+        return module
+    from drumline.models.adapters import with_adapter  # peft takes a second that other runs need not wait
+
+    return with_adapter(module, model, head)
+
+
+def has_values(model: HuggingFaceModel, rank: int) -> bool:
+    """Whether this rank reads the weights, rather than be given them by rank 0 when the model is spread.
+
+    Each reads what it must change by itself (quantised weights), and what runs code that may not know of torch's meta
+    device.
+    """
+    return rank == 0 or model.quantise != "none" or model.trust_remote_code
+
+
+def grow(module: nn.Module, model: HuggingFaceModel, loaded: Loaded) -> None:
+    """Make room for the ids that the tokenizer has and the model has not.
+
+    Raises ConfigError where that cannot be meant: for another model's tokenizer, or rows that an adapter would freeze.
+    """
+    body, facts = getattr(module, "body", module), loaded.facts
+    vocab_size = int(text_config(module).vocab_size)
+    meant = is_meant(model, loaded.tokenizer)
+    if facts.vocab_size is None or facts.vocab_size <= vocab_size:
+        if not meant and loaded.tokenizer is not None:
+            logger.warning(
+                "data.tokenizer is not that of the model in %s, whose weights take its ids for other tokens", model.path
+            )
+        return
+    if not meant:
+        raise ConfigError(
+            f"the rows have {facts.vocab_size} ids, the model in {model.path} takes {vocab_size}, and their tokenizer "
+            "is not its own with more tokens",
+            "leave data.tokenizer out, or set it to a tokenizer that was made by adding tokens to the model's own",
+        )
+    if model.adapter is not None and (names := untrained(body, model.adapter.train_also)):
+        raise ConfigError(
+            f"the rows have {facts.vocab_size} ids, the model in {model.path} takes {vocab_size}: the new rows of "
+            f"{' and '.join(names)} would never be trained beside an adapter",
+            f"add to model.adapter.train_also: [{', '.join(name.rpartition('.')[2] for name in names)}]",
+        )
+    grow_embeddings(body, facts.vocab_size)
+
+
+def is_meant(model: HuggingFaceModel, tokenizer: Tokenizer | None) -> bool:
+    """Whether a model may grow for this tokenizer: to its weights another model's ids would mean other tokens."""
+    if model.random_weights:
+        return True
+    if tokenizer is None or isinstance(tokenizer, ByteTokenizer):
+        return False
+    folder = find_folder(model, weights=False)
+    if getattr(tokenizer, "folder", None) == folder or not has_tokenizer(folder):
+        return True  # where the model has none, it is the only one that there is
+    return extends(tokenizer, load_tokenizer(model.path, hub_of(model)))
 
 
 def check_texts(module: nn.Module, model: HuggingFaceModel, loaded: Loaded) -> None:
-    """Raise ConfigError where the tokenizer's ids or the rows' length are beyond what the model has rows for."""
+    """Raise ConfigError where the rows' length is beyond what the model has positions for."""
     facts = loaded.facts
     assert facts.vocab_size is not None and facts.context is not None
-    vocab_size = int(text_config(module).vocab_size)
-    if vocab_size < facts.vocab_size:
-        raise ConfigError(
-            f"the tokenizer has {facts.vocab_size} ids, the model in {model.path} takes {vocab_size}",
-            "set data.tokenizer to the model's own folder",
-        )
     longest = longest_row(module)
     if longest is not None and facts.context > longest:
         raise ConfigError(
@@ -140,19 +201,25 @@ def make_task(config: RunConfig, loaded: Loaded, model: nn.Module) -> Task:
     task, outputs = config.task, loaded.facts.num_outputs
     if isinstance(task, ContrastiveTask):
         return Contrastive(task.temperature)
+    if isinstance(task, PreferenceTask):
+        return preference_for(config, task, model)
     if task.kind in ("language_modelling", "sequence_to_sequence"):
         vocab_size = num_ids(model, loaded)
         if isinstance(task, LanguageModellingTask):
-            return LanguageModelling(vocab_size, chunked_loss=task.chunked_loss)
+            chunked = choose_chunked(task.chunked_loss, model)
+            # Of plain text nobody expects to see every token foretold.
+            answers = loaded.form is not None and loaded.form.kind != "text"
+            return LanguageModelling(vocab_size, chunked_loss=chunked, exact_match=answers)
         return SequenceToSequence(vocab_size)
     assert outputs is not None
+    names = told_names(loaded.facts.classes or ())  # they go into metrics
     if isinstance(task, ClassificationTask):
-        return Classification(outputs, task.label_smoothing)
+        return Classification(outputs, task.label_smoothing, names)
     if isinstance(task, MultiLabelTask):
-        return MultiLabel(outputs, task.threshold)
+        return MultiLabel(outputs, task.threshold, names)
     if isinstance(task, RegressionTask):
         return Regression(task.error, outputs)
-    return TokenClassification(outputs)
+    return TokenClassification(outputs, names)
 
 
 def num_ids(model: nn.Module, loaded: Loaded) -> int:

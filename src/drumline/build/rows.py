@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from drumline.build.row_form import WRITTEN, form_in_files, form_of_rows, prove, template_for
 from drumline.config.combinations import data_problems
 from drumline.config.data import Data, HuggingFaceData, ImageFolders, RandomTokens, RecordData, TextData, TextFolders
 from drumline.config.model import HuggingFaceModel
 from drumline.config.problem import refuse
 from drumline.config.schema import RunConfig
+from drumline.data.held_out import with_held_out
+from drumline.data.hub import Hub
 from drumline.data.hugging_face import load_datasets
 from drumline.data.image_folders import load_image_folders
 from drumline.data.labels import Classes, as_numbers, column, find_classes
 from drumline.data.random_tokens import RandomTokenRows
 from drumline.data.records import RecordSplits, load_records
+from drumline.data.row_formats import RowFormat
 from drumline.data.schema import Schema
+from drumline.data.templates import Template
 from drumline.data.text import load_text
 from drumline.data.text_folders import load_text_folders
 from drumline.data.tokenizers import Tokenizer, load_tokenizer
 from drumline.errors import ConfigError, DataError
+from drumline.models.hub import hub_of
 from drumline.models.python_file import DataFacts
 
 Reads = Literal["packed", "text", "image", "numbers", "columns"]
@@ -47,6 +53,10 @@ class Loaded:
     facts: DataFacts
     tokenizer: Tokenizer | None = None
     classes: Classes | None = None
+    form: RowFormat | None = None
+    """What a row of language modelling or of preferences is, and why; None for other tasks."""
+    template: Template | None = None
+    """The chat template that such rows are written with."""
 
 
 def load_rows(config: RunConfig, *, own_loss: bool = False) -> Loaded:
@@ -65,14 +75,20 @@ def load_rows(config: RunConfig, *, own_loss: bool = False) -> Loaded:
         facts = DataFacts(vocab_size=data.vocab_size, context=data.context)
         return Loaded(train, held_out if data.num_eval_rows else None, "packed", facts)
     if isinstance(data, TextData):
-        splits = load_text(data, build=one_at_a_time(data.cache_dir))
+        tokenizer = load_tokenizer(tokenizer_name(config), tokenizer_hub(config))
+        splits = load_text(data, build=one_at_a_time(data.cache_dir), tokenizer=tokenizer)
         facts = DataFacts(vocab_size=splits.tokenizer.vocab_size, context=data.context)
-        return Loaded(splits.train, splits.eval, "packed", facts, splits.tokenizer)
+        return Loaded(*with_held_out(data, splits.train, splits.eval), "packed", facts, splits.tokenizer)
     # With a loss of its own a file may leave the task as it is, and then rows are handed over as they are.
     free = own_loss and config.task.kind == "language_modelling" and not isinstance(data, TextFolders | ImageFolders)
-    records = read_records(config, data, free)
-    reads = what_to_read(config, data, records.schema, free)
-    return with_labels(config, records, reads)
+    written = config.task.kind in WRITTEN and not free
+    form = form_in_files(config, data) if written and isinstance(data, RecordData) else None
+    records = read_records(config, data, free, form)
+    if written and form is None:
+        form = form_of_rows(config, records.train)
+    records = RecordSplits(*with_held_out(data, records.train, records.eval), records.schema)
+    reads = what_to_read(config, data, records.schema, free, form)
+    return with_labels(config, records, reads, form)
 
 
 def one_at_a_time(cache_dir: Path) -> Callable[[Callable[[], None]], None]:
@@ -94,8 +110,8 @@ def one_at_a_time(cache_dir: Path) -> Callable[[Callable[[], None]], None]:
     return build
 
 
-def read_records(config: RunConfig, data: Data, free: bool) -> RecordSplits:
-    """The records of any kind of data that has them."""
+def read_records(config: RunConfig, data: Data, free: bool, form: RowFormat | None) -> RecordSplits:
+    """The records of any kind of data that has them; `free`: whatever they hold."""
     if isinstance(data, ImageFolders):
         return load_image_folders(data)
     if isinstance(data, TextFolders):
@@ -105,11 +121,14 @@ def read_records(config: RunConfig, data: Data, free: bool) -> RecordSplits:
     assert isinstance(data, RecordData)
     # A model of one's own may read columns of numbers instead.
     text = config.model.kind != "python" or config.task.kind not in _LABELS
-    return load_records(data, [] if free else required(config, text=text), build=one_at_a_time(data.cache_dir))
+    needed = [] if free else required(config, form, text=text)
+    return load_records(data, needed, build=one_at_a_time(data.cache_dir))
 
 
-def required(config: RunConfig, *, text: bool) -> list[str]:
+def required(config: RunConfig, form: RowFormat | None, *, text: bool) -> list[str]:
     """The values that each record must have for the task; text: whether one of them is, where it is one a row."""
+    if form is not None:
+        return list(form.columns)
     task = config.task.kind
     texts = _TEXTS.get(task, ("text",) if text else ())
     mapped = getattr(config.data, "columns", {})
@@ -117,7 +136,7 @@ def required(config: RunConfig, *, text: bool) -> list[str]:
     return [*texts, *pair, *([_LABELS[task]] if task in _LABELS else [])]
 
 
-def what_to_read(config: RunConfig, data: Data, schema: Schema, free: bool) -> Reads:
+def what_to_read(config: RunConfig, data: Data, schema: Schema, free: bool, form: RowFormat | None) -> Reads:
     """Image, text or numbers, by the columns that there are. Raises DataError where none of them serves."""
     if free:
         return "columns"
@@ -128,7 +147,7 @@ def what_to_read(config: RunConfig, data: Data, schema: Schema, free: bool) -> R
             return "image"
         if config.model.kind == "python" and number_columns(schema):
             return "numbers"
-    schema.require(required(config, text=True), "data.train")
+    schema.require(required(config, form, text=True), "data.train")
     return "text"
 
 
@@ -141,8 +160,8 @@ def number_columns(schema: Schema) -> tuple[str, ...]:
     )
 
 
-def with_labels(config: RunConfig, records: RecordSplits, reads: Reads) -> Loaded:
-    """Find the classes, check those of the held-out rows, and load the tokenizer."""
+def with_labels(config: RunConfig, records: RecordSplits, reads: Reads, form: RowFormat | None) -> Loaded:
+    """Find the classes, check those of the held-out rows, and load the tokenizer and the chat template."""
     task, train, held_out = config.task.kind, records.train, records.eval
     classes, num_targets = None, None
     role = _LABELS.get(task) if reads != "columns" else None
@@ -153,7 +172,7 @@ def with_labels(config: RunConfig, records: RecordSplits, reads: Reads) -> Loade
         classes = classes_of(train, role, lists=lists)
         if held_out is not None:
             check_held_out(held_out, role, classes, lists=lists)
-    tokenizer = load_tokenizer(tokenizer_name(config)) if reads == "text" else None
+    tokenizer = load_tokenizer(tokenizer_name(config), tokenizer_hub(config)) if reads == "text" else None
     data: Any = config.data
     names = number_columns(train.schema) if reads == "numbers" else tuple(train.schema.columns)
     facts = DataFacts(
@@ -165,7 +184,12 @@ def with_labels(config: RunConfig, records: RecordSplits, reads: Reads) -> Loade
         size=data.size if reads == "image" else None,
         columns=names,
     )
-    return Loaded(train, held_out, reads, facts, tokenizer, classes)
+    template = None
+    if form is not None and tokenizer is not None:
+        template = template_for(config, tokenizer, form)
+        if template is not None:
+            prove(template, form, train)
+    return Loaded(train, held_out, reads, facts, tokenizer, classes, form, template)
 
 
 def classes_of(rows: Any, role: str, *, lists: bool) -> Classes:
@@ -210,8 +234,7 @@ def listed_values(rows: Any, role: str, *, lists: bool) -> list[Any] | None:
 
 def values_of(rows: Any, role: str) -> Iterator[Any]:
     """One column of all rows; of the package datasets alone, since the others may hold images to decode."""
-    inner: Any = getattr(rows, "rows", None)
-    return column(inner.select_columns([role]) if hasattr(inner, "select_columns") else rows, role)
+    return column(rows.only(role) if hasattr(rows, "only") else rows, role)
 
 
 def tokenizer_name(config: RunConfig) -> str:
@@ -219,4 +242,12 @@ def tokenizer_name(config: RunConfig) -> str:
     given = getattr(config.data, "tokenizer", None)
     if given is not None:
         return str(given)
-    return str(config.model.path) if isinstance(config.model, HuggingFaceModel) else "byte"
+    return config.model.path if isinstance(config.model, HuggingFaceModel) else "byte"
+
+
+def tokenizer_hub(config: RunConfig) -> Hub:
+    """How to get at the tokenizer on the hub: as at the model, and of its revision where both are one repository."""
+    model = config.model
+    if not isinstance(model, HuggingFaceModel):
+        return Hub()
+    return hub_of(model) if tokenizer_name(config) == model.path else replace(hub_of(model), revision=None)

@@ -8,14 +8,44 @@ import typer
 from typer.core import TyperGroup
 
 import drumline
-from drumline.cli import bench, checkpoints, config, doctor, export, gpus, launch, monitor, plan, report, train
+from drumline.cli import (
+    bench,
+    chat,
+    checkpoints,
+    config,
+    doctor,
+    export,
+    finetune,
+    gpus,
+    launch,
+    monitor,
+    plan,
+    report,
+    train,
+)
+from drumline.cli import eval as evaluation
 from drumline.cli.output import print_error
 from drumline.errors import DrumlineError
 
 INTERRUPTED = 3
 """Exit status of a command that was interrupted (Ctrl-C)."""
 
-COMMANDS = (train, launch, plan, config, report, checkpoints, export, gpus, monitor, doctor, bench)
+COMMANDS = (
+    train,
+    finetune,
+    launch,
+    plan,
+    config,
+    report,
+    checkpoints,
+    export,
+    chat,
+    evaluation,
+    gpus,
+    monitor,
+    doctor,
+    bench,
+)
 """One module a command. Each imports what is heavy inside its functions, so that `drumline --help` answers at once."""
 
 

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from drumline.cli.run_directory import RunDirectory, check_run
+from drumline.cli.run_directory import RunDirectory, Step, check_run
 
 LIMIT_S = 3600.0
 """Most time that writing may take."""
+
+
+class Weights(StrEnum):
+    """Types that weights can be written in."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
 
 
 def register(app: typer.Typer) -> None:
@@ -22,19 +31,26 @@ def register(app: typer.Typer) -> None:
 def export(
     run: RunDirectory,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to make.")],
-    step: Annotated[
-        int | None, typer.Option(help="Of the checkpoint after this update; unless given, the newest valid one.")
+    step: Step = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="Write the adapter alone, in peft's format, instead of merging it.")
+    ] = False,
+    weights: Annotated[
+        Weights | None, typer.Option(help="Type of the weights that are written; unless given, as they were trained.")
     ] = None,
 ) -> None:
     """Write a run's weights as safetensors, and of a Hugging Face model a folder that transformers loads.
 
-    Where the run averages its weights (train.averaging), the average is written, as it is what is evaluated.
+    In the folder are the model, with its adapter merged into it, tokenizer and chat template, generation config and a
+    model card. Where the run averages its weights (train.averaging), the average is written, as it is what is
+    evaluated.
     """
     from drumline.errors import ConfigError, DataError
     from drumline.hardware.torch_child import ask_child
 
     check_run(run)
-    arguments = ["-P", "-m", "drumline.build.export", str(run), str(out), *([] if step is None else [str(step)])]
+    wishes = {"step": step, "adapter": adapter, "weights": None if weights is None else weights.value}
+    arguments = ["-P", "-m", "drumline.build.export", str(run), str(out), json.dumps(wishes)]
     answer = ask_child(arguments, LIMIT_S, {**os.environ, "CUDA_VISIBLE_DEVICES": ""})
     if "error" in answer:
         raise DataError(
@@ -46,8 +62,8 @@ def export(
     for problem in answer["skipped"]:
         typer.echo(f"passed over: {problem}", err=True)
     for folder in answer["not_found"]:
-        typer.echo(
-            f"{folder} is not there any more: files beside the weights, such as a tokenizer, were not copied", err=True
-        )
-    what = "averaged weights" if answer["averaged"] else "weights"
+        typer.echo(f"{folder} is not there any more: the tokenizer was not copied", err=True)
+    what = "adapter" if adapter else "weights"
+    what = f"averaged {what}" if answer["averaged"] else what
+    what += " with the adapter merged into them," if answer["merged"] else ""
     typer.echo(f"{out}: {what} after update {answer['step']:,} ({', '.join(answer['files'])})")

@@ -1,4 +1,4 @@
-"""The argument by which commands take a run's directory."""
+"""The arguments by which commands take a run's directory and one of its checkpoints."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from typing import Annotated
 import typer
 
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, as in runs/NAME.")]
+
+Step = Annotated[
+    int | None, typer.Option(help="Of the checkpoint after this update; unless given, the newest valid one.")
+]
 
 
 def check_run(run: Path) -> None:

@@ -31,16 +31,22 @@ def register(app: typer.Typer) -> None:
 
 def train(recipe: Recipe, overrides: Overrides = None) -> None:
     """Train a recipe on every device of this machine; metrics and report data go to the run directory."""
+    from drumline.config.load import load_config
+
+    config = load_config(recipe, overrides or ())
+    train_in(directory_of(config, recipe), config)
+
+
+def train_in(path: Path, config: RunConfig) -> None:
+    """Train in this run directory, on from where it was left if it is there; ends the command as the run ended."""
     from drumline.config.changes import with_global_batch
-    from drumline.config.load import dump_config, load_config
+    from drumline.config.load import dump_config
     from drumline.hardware.claims import Claims
     from drumline.hardware.doctor import environment_facts
     from drumline.launcher.restarts import RECIPE_RESTARTS, Policy, run_with_restarts
     from drumline.launcher.spec import LaunchSpec
     from drumline.rundir import Lock, RunDir, write_atomic, write_json
 
-    config = load_config(recipe, overrides or ())
-    path = directory_of(config, recipe)
     lock, kept = take_existing(path, config)
     if kept is not None and kept.finished is not None:
         print(f"{kept.describe(path)}\n{summary(RunDir(path))}")

@@ -26,7 +26,7 @@ FIXED = (
 FIXED_BY_TORCH = ("train.lr", "train.schedule")
 """What a scheduler of torch's keeps in its own state."""
 
-FREE_IN_FIXED = ("data.cache_dir",)
+FREE_IN_FIXED = ("data.cache_dir", "model.cache_dir", "model.token_variable")
 """What changes no row."""
 
 TRAJECTORY = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drumline.config.problem import Problem, listed
+from drumline.config.row_rules import row_problems
 from drumline.config.schema import RunConfig
 
 _BY_ROW = ("classification", "multi_label", "regression")
@@ -36,6 +37,7 @@ def combination_problems(config: RunConfig) -> Iterator[Problem]:
     if config.data is None or config.model.kind == "python":
         return
     yield from data_problems(config)
+    yield from row_problems(config)
     model, task, data = config.model.kind, config.task.kind, config.data.kind
     if task not in _TASKS_OF_MODEL.get(model, (task,)):
         others = [name for name, tasks in _TASKS_OF_MODEL.items() if task in tasks]

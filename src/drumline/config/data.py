@@ -22,6 +22,16 @@ class WeightedPaths(Section):
 
 Paths = Annotated[list[str | WeightedPaths], Field(min_length=1)]
 
+EvalFraction = Annotated[
+    float,
+    Field(
+        ge=0,
+        lt=1,
+        description="Share of the rows that is held out where no held-out data is named, at most 2,000 rows, chosen by "
+        "their content: the same each time, and equal rows on one side. 0: none.",
+    ),
+]
+
 RowFormat = Literal["auto", "text", "chat", "prompt_completion", "preference"]
 
 
@@ -31,19 +41,22 @@ class TextColumns(Section):
     columns: dict[str, str] = Field(
         default={}, description="Names that the task asks for, and the data's own where they differ, as label: topic."
     )
-    tokenizer: str | None = Field(
-        None, description="As for kind text; none: the Hugging Face model's own folder, else bytes."
-    )
+    tokenizer: str | None = Field(None, description="As for kind text.")
     context: PositiveInt = Field(256, description="Most tokens of a text; what is longer is cut.")
+    cache_dir: Path = Field(
+        Path(".drumline/cache"), description="Where rows and their tokens are kept in a form that is quick to read."
+    )
     row_format: RowFormat = Field(
         "auto",
         description="What a row of language_modelling is: text; messages with roles (chat); prompt and completion, of "
-        "which the completion is learned; or prompt, chosen and rejected. auto: told from the columns, with the reason.",
+        "which the completion is learned; or prompt, chosen and rejected, for preference. auto: told from columns, "
+        "with the reason.",
     )
     template: str | None = Field(
         None,
         description="How messages become text: a file with a Jinja chat template, or one of the packed ones: chatml, "
-        "llama2, llama3, zephyr, gemma, phi3; none: the tokenizer's own.",
+        "llama2, llama3, zephyr, gemma, phi3; none: the tokenizer's own. Prompt and completion that are plain texts "
+        "become a chat where this is set; else one stands after the other.",
     )
     learn: Literal["last", "assistant", "all"] = Field(
         "assistant", description="Words of a chat that are learned: the assistant's last turn, all its turns, or all."
@@ -51,8 +64,9 @@ class TextColumns(Section):
     packing: Literal["auto", "packed", "none"] = Field(
         "auto",
         description="Several texts a row of `context` tokens, none of which sees another (language_modelling). auto: "
-        "where the model's attention can keep them apart.",
+        "where the model's attention can keep them apart, and an epoch still has 8 updates: their size counts rows.",
     )
+    eval_fraction: EvalFraction = 0.0
     group_by_length: bool = Field(
         True, description="Updates of texts of similar length, where they are not packed; drawn anew each epoch."
     )
@@ -67,9 +81,11 @@ class TextData(Section):
     kind: Literal["text"] = "text"
     train: Paths = Field(description="Files or globs; 'recipes:' names the packed recipes folder.")
     eval: list[str] = Field(default=[], description="Files or globs of held-out text.")
-    tokenizer: str = Field(
-        "byte",
-        description="'byte', or a folder with a Hugging Face tokenizer (tokenizer.json, or vocab.json and merges.txt).",
+    eval_fraction: EvalFraction = 0.0
+    tokenizer: str | None = Field(
+        None,
+        description="'byte', a folder with a Hugging Face tokenizer (tokenizer.json, or vocab.json and merges.txt), or "
+        "a name on the hub; none: the Hugging Face model's own, else bytes.",
     )
     context: PositiveInt = Field(256, description="Tokens a row.")
     cache_dir: Path = Field(
@@ -87,7 +103,6 @@ class RecordData(TextColumns):
         "set_aside", description="A row that cannot be read is counted and written aside, or ends the run at start."
     )
     max_bad_fraction: Fraction = Field(0.05, description="Share of bad rows from which on the files must be wrong.")
-    cache_dir: Path = Field(Path(".drumline/cache"), description="Where rows are kept in a form that is quick to read.")
 
 
 class TextFolders(TextColumns):

@@ -29,9 +29,24 @@ def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Run
     return _validated(layer)
 
 
-def config_from_mapping(mapping: Mapping[str, Any], source: str) -> RunConfig:
-    """Make a RunConfig from plain values; `source` is what errors call them. Raises ConfigError as load_config does."""
-    return _validated(from_mapping(mapping, source))
+def config_from_mapping(mapping: Mapping[str, Any], source: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Make a RunConfig from plain values and overrides; `source` is what errors call the values.
+
+    Raises ConfigError as load_config does.
+    """
+    layer = from_mapping(mapping, source)
+    for override in overrides:
+        _apply(layer, override)
+    return _validated(layer)
+
+
+def read_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """What overrides say, as nested sections; nobody has looked whether it is right. Raises ConfigError for no YAML."""
+    layer = Layer({}, {(): Place("the overrides")})
+    for override in overrides:
+        _apply(layer, override)
+    values: dict[str, Any] = layer.value
+    return values
 
 
 def dump_config(config: RunConfig) -> str:

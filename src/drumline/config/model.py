@@ -36,7 +36,7 @@ class DecoderModel(Section):
 
 
 class AdapterConfig(Section):
-    """Small matrices that are trained beside the linear layers of a model whose own weights stay as they are, by peft."""
+    """Small matrices that are trained beside linear layers, whose own weights stay as they are (peft)."""
 
     kind: Literal["lora", "dora"] = Field(
         "lora", description="Low-rank updates (Hu et al. 2021), or those of direction and size apart (Liu et al. 2024)."
@@ -81,8 +81,9 @@ class HuggingFaceModel(Section):
     )
     attention: Literal["auto", "sdpa", "varlen", "flash_attention_2", "flex_attention", "eager"] = Field(
         "auto",
-        description="How attention is computed; auto: the fastest of those that the model and the device have, "
-        "measured at start on a GPU. varlen: torch's own for packed texts.",
+        description="How attention is computed. varlen: torch's own for packed texts, of causal models. auto: of "
+        "varlen, sdpa and flash_attention_2 the fastest that is right for the model, measured at start on a GPU; else "
+        "eager.",
     )
     embedding_noise: NonNegativeFloat = Field(
         0.0, description="NEFTune's alpha (Jain et al. 2023): uniform noise on the embeddings while training; 0: none."

@@ -16,7 +16,7 @@ class LanguageModellingTask(Section):
     chunked_loss: bool | Literal["auto"] = Field(
         "auto",
         description="Compute logits and loss of some thousand tokens at a time, so that never all logits are in "
-        "memory; for kinds decoder and huggingface. auto: for a large vocabulary of a Hugging Face model that allows "
+        "memory; for kinds decoder and huggingface. auto: for a Hugging Face model with 16,384 ids or more that allows "
         "it.",
     )
 

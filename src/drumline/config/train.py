@@ -31,8 +31,8 @@ class OptimizerConfig(Section):
     weight_decay: NonNegativeFloat = Field(0.1, description="Decoupled (AdamW) or L2 (SGD) decay.")
     state_precision: Literal["same", "bf16", "fp16", "int8"] = Field(
         "same",
-        description="AdamW's moments: in the parameters' type, in half precision for half their memory, or in 8 bits by "
-        "blocks (Dettmers et al. 2022, bitsandbytes).",
+        description="AdamW's moments: in the parameters' type, in half precision for half their memory, or in 8 bits "
+        "by blocks (Dettmers et al. 2022, bitsandbytes).",
     )
     paged: bool = Field(
         False, description="Let moments move to the host's memory when the GPU's is short (bitsandbytes, with int8)."

@@ -24,7 +24,7 @@ from drumline.data.tokenizers import Ids, Tokenizer
 from drumline.errors import DataError
 from drumline.rundir import sync_directory, write_atomic
 
-FORMAT = 1
+FORMAT = 2
 # Text in flight: the records that the tokenizers package makes of it take about 30 bytes a character, 0.25 GB in all.
 BATCH_CHARS = 2**23
 

@@ -122,22 +122,6 @@ class PairFeatures:
         }
 
 
-class NextTokenFeatures:
-    """`text` with the end-of-document id as input_ids and labels, int64 [T]: labels[i] follows input_ids[i]."""
-
-    def __init__(self, tokenizer: Tokenizer, context: int) -> None:
-        self._tokenizer = tokenizer
-        self._context = context
-
-    def __call__(self, record: Record) -> Row:
-        """Encode one record."""
-        ids = torch.from_numpy(self._tokenizer.encode(text_of(record, "text")))
-        ids = torch.cat([ids, torch.tensor([self._tokenizer.end_of_document])])[: self._context + 1]
-        if len(ids) < 2:
-            return {"input_ids": ids, "labels": torch.full_like(ids, NO_LABEL)}
-        return {"input_ids": ids[:-1], "labels": ids[1:]}
-
-
 class ImageFeatures:
     """`image` as pixel_values, float32 [C, H, W], and `label` as labels."""
 

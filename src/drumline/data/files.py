@@ -5,14 +5,18 @@ from __future__ import annotations
 import codecs
 import difflib
 import glob
+import gzip
 import hashlib
+import logging
 import os
 import re
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from drumline.config.recipes import expand_path
+from drumline.data.text_encoding import UTF_8, encoding_of, name_of, open_bytes
 from drumline.errors import DataError
 
 PIECE_CHARS = 2**18
@@ -23,6 +27,7 @@ _CUTS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     (" ", str.isalnum),
     ("\n", lambda before: not before.isspace()),
 )
+_log = logging.getLogger("drumline")
 
 
 def expand_files(patterns: Sequence[str], setting: str = "data.train", example: str = "*.txt") -> list[Path]:
@@ -69,22 +74,30 @@ def file_digest(path: Path) -> bytes:
 
 
 def read_pieces(path: Path, size: int = PIECE_CHARS) -> Iterator[str]:
-    """Yield a UTF-8 file's text in pieces of about `size` characters, never the whole file at once.
+    """Yield a file's text in pieces of about `size` characters, never the whole file at once.
 
-    The pieces together are the text, unchanged. They are cut where a tokenizer ends a word anyway: before a newline
+    The encoding is told from the bytes, see text_encoding.py; a byte order mark is no text. The pieces together are the
+    text, otherwise unchanged. They are cut where a tokenizer ends a word anyway: before a newline
     or else a space that follows a letter or digit; for text without such a place, before another newline, or anywhere.
-    Raises DataError with the byte offset where the file is not UTF-8.
+    Raises DataError with the byte offset where the file is in no such encoding, or in two.
     """
-    decoder = codecs.getincrementaldecoder("utf-8")()
     position, text, chunk = 0, "", b"x"
-    with reading(path), path.open("rb") as file:
+    with reading(path), open_bytes(path) as file:
+        codec = encoding_of(path)
+        if codec != UTF_8:
+            _log.info("%s is read as %s, by its bytes", path, name_of(codec))
+        elif file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8:
+            position = len(codecs.BOM_UTF8)
+        file.seek(position)
+        decoder = codecs.getincrementaldecoder("utf-8" if codec == UTF_8 else codec)()
         while chunk:
             chunk = file.read(size)
             pending = len(decoder.getstate()[0])
             try:
                 text += decoder.decode(chunk, final=not chunk)
             except UnicodeDecodeError as error:
-                raise not_utf8(path, position - pending + error.start, error.object[error.start]) from None
+                at = position - pending + error.start
+                raise not_text(path, codec, at, error.object[error.start]) from None
             position += len(chunk)
             if len(text) >= size:
                 cut = _cut(text)
@@ -140,20 +153,26 @@ def _cut(text: str) -> int:
     return len(text)
 
 
-def not_utf8(path: Path, offset: int, byte: int) -> DataError:
-    """The error for a byte that is no UTF-8, with what the file may be instead."""
-    guess = "UTF-16" if offset == 0 and byte in (0xFE, 0xFF) else "WINDOWS-1252"
+def not_text(path: Path, codec: str, offset: int, byte: int) -> DataError:
+    """The error for a byte that is no character in the encoding that the rest of the file has."""
+    if codec != UTF_8:
+        return DataError(
+            f"{path} begins as {name_of(codec)} text, and byte 0x{byte:02x} at offset {offset} is none",
+            "fetch it again, save it as UTF-8, or leave it out",
+        )
     return DataError(
         f"{path} is not UTF-8 text: byte 0x{byte:02x} at offset {offset}",
-        f"convert it (if it is {guess}: iconv -f {guess} -t UTF-8 {path} > converted.txt), or leave it out",
+        f"convert it (if it is WINDOWS-1252: iconv -f WINDOWS-1252 -t UTF-8 {path} > converted.txt), or leave it out",
     )
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what the system says about reading this file into a DataError that names it."""
+    """Turn what the system, or gzip, says about reading this file into a DataError that names it."""
     try:
         yield
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path} is damaged: {error}", "fetch the file again, or compress it again") from error
     except OSError as error:
         reason = error.strerror or (os.strerror(error.errno) if error.errno else str(error))
         raise DataError(f"cannot read {path}: {reason}", "check that the file is there and may be read") from error

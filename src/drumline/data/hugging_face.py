@@ -40,6 +40,16 @@ class HuggingFaceRows(Dataset[Record]):
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def content_key(self) -> str:
+        """Equal for equal rows: the package's own key of the files and of what was done to them, and the names."""
+        return f"{self.rows._fingerprint} {sorted(self._columns.items())}"
+
+    def only(self, name: str) -> HuggingFaceRows:
+        """The same rows with one column alone, so that what lies in the others, as images, is not opened."""
+        own = self.rows.select_columns([self._columns.get(name, name)])
+        return HuggingFaceRows(own, self.schema, self._columns)
+
     def __getitem__(self, index: int) -> Record:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")

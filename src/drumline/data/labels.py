@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drumline.data.schema import shown_name
 from drumline.errors import DataError
 
 Label = str | int | float
@@ -39,7 +40,8 @@ class Classes:
         number = self._numbers.get(as_label(value))
         if number is None:
             raise DataError(
-                f"the label {value!r} is none of the {len(self)} classes of the training data ({shown(self.names)})",
+                f"the label {_told(value)} is none of the {len(self)} classes of the training data "
+                f"({shown([shown_name(name) for name in self.names])})",
                 "correct it, or give the training data rows of that class",
             )
         return number
@@ -67,7 +69,7 @@ class Classes:
 
     def describe(self) -> str:
         """Their number and a few names."""
-        return f"{len(self)} classes ({shown(self.names)})"
+        return f"{len(self)} classes ({shown([shown_name(name) for name in self.names])})"
 
 
 def find_classes(values: Iterable[Any], where: str, *, lists: bool = False) -> Classes:
@@ -106,7 +108,7 @@ def as_label(value: Any) -> Label:
         fix = "to predict numbers, set task.kind=regression"
     if isinstance(value, list):
         fix = "for several classes a row, set task.kind=multi_label; for one a word, token_classification"
-    raise DataError(f"the label {_shortened(value)} is no class", fix)
+    raise DataError(f"the label {_told(value)} is no class", fix)
 
 
 def as_list(value: Any) -> list[Any]:
@@ -115,7 +117,7 @@ def as_list(value: Any) -> list[Any]:
         with suppress(ValueError):  # reported below as what it is
             value = json.loads(value)
     if not isinstance(value, list | tuple):
-        raise DataError(f"{_shortened(value)} is no list", 'write a list, such as ["a", "b"]; [] is allowed')
+        raise DataError(f"{_kind(value)} is no list", 'write a list, such as ["a", "b"]; [] is allowed')
     return list(value)
 
 
@@ -128,7 +130,7 @@ def as_numbers(value: Any) -> Tensor:
         result = torch.tensor(math.nan)
     if isinstance(value, bool) or not bool(result.isfinite().all()):
         raise DataError(
-            f"{_shortened(value)} is no number or list of numbers", "correct the row, or set task.kind=classification"
+            f"{_kind(value)} is no number or list of numbers", "correct the row, or set task.kind=classification"
         )
     return result
 
@@ -150,9 +152,18 @@ def _is_whole(text: str) -> bool:
     return text.isascii() and text.removeprefix("-").isdigit()
 
 
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+def _told(value: Any) -> str:
+    """A label for an error: what may be the name of a class as it is."""
+    return repr(value) if isinstance(value, str) and shown_name(value) == value else _kind(value)
+
+
+def _kind(value: Any) -> str:
+    """A value for an error: what may be a text of the data's is told by its kind and size, never repeated."""
+    if isinstance(value, str):
+        return f"(a text of {len(value):,} characters)"
+    if isinstance(value, list | tuple | dict):
+        return f"(a {type(value).__name__} of {len(value):,})"
+    return repr(value)[:40]
 
 
 def column(rows: Any, name: str, size: int = 4096) -> Iterator[Any]:

@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 import sys
+import weakref
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -31,13 +32,12 @@ from drumline.data.files import file_digest
 from drumline.data.record_files import ending_of, is_table, read_rows
 from drumline.data.record_table import find_cell_types
 from drumline.data.record_text import MAX_RAW_CHARS, BadRow, Record
-from drumline.data.schema import Column, Schema, SchemaCounter, renamed
+from drumline.data.schema import MAX_COLUMNS, Column, Schema, SchemaCounter, renamed
+from drumline.data.text_encoding import UTF_8, encoding_of, name_of
 from drumline.errors import DataError
 from drumline.rundir import sync_directory
 
-FORMAT = 1
-MAX_COLUMNS = 1000
-"""Names of columns that an error or a schema can hold; records with ever new names are no table."""
+FORMAT = 2
 _BUFFERED_STARTS = 2**16
 _REBUILD = "remove it, or start the run again: it is built anew"
 _log = logging.getLogger(__name__)
@@ -53,20 +53,29 @@ class RecordRows(Dataset[Record]):
         self.folder = folder
         self.schema = schema.renamed(columns)
         self._columns = dict(columns)
-        self._maps: tuple[NDArray[Any], NDArray[Any]] | None = None
+        self._opened: tuple[int, NDArray[Any]] | None = None
 
     def __len__(self) -> int:
         return self.schema.num_rows or 0
 
+    @property
+    def content_key(self) -> str:
+        """Equal for equal rows: what the cache's own key stands for, and the names of the columns."""
+        return f"{self.folder.stem} {sorted(self._columns.items())}"
+
     def __getitem__(self, index: int) -> Record:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
-        if self._maps is None:
-            # Plain arrays over the maps: slicing a numpy.memmap object costs several times as much.
-            rows = np.asarray(np.memmap(self.folder / "rows.jsonl", np.uint8, mode="r"))
-            self._maps = rows, np.asarray(np.memmap(self.folder / "starts.bin", "<i8", mode="r"))
-        rows, starts = self._maps
-        record = json.loads(rows[starts[index] : starts[index + 1]].tobytes())
+        if self._opened is None:
+            rows = os.open(self.folder / "rows.jsonl", os.O_RDONLY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, rows)
+            # A plain array over the map: slicing a numpy.memmap object costs several times as much.
+            self._opened = rows, np.asarray(np.memmap(self.folder / "starts.bin", "<i8", mode="r"))
+        rows, starts = self._opened
+        start, end = int(starts[index]), int(starts[index + 1])
+        # Read, not mapped: pages of a map that were looked at once count as this process's memory. It needs no
+        # position, so that processes forked from this one can read by the same handle.
+        record = json.loads(os.pread(rows, end - start, start))
         return renamed(record, self._columns) if self._columns else record
 
     def __getitems__(self, indexes: Sequence[int]) -> list[Record]:
@@ -74,7 +83,7 @@ class RecordRows(Dataset[Record]):
         return [self[index] for index in indexes]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_maps": None}
+        return {**self.__dict__, "_opened": None}
 
 
 @dataclass
@@ -90,6 +99,8 @@ class Found:
     """Number of the file, line, and problem of the first bad row."""
     seen: dict[str, int] = field(default_factory=dict)
     """Every column of the rows that are objects, bad ones too -> rows that have a value in it."""
+    encodings: dict[str, int] = field(default_factory=dict)
+    """Name of an encoding -> text files that are in it."""
 
 
 def records_folder(files: Sequence[Path], required: Sequence[str], cache_dir: Path) -> Path:
@@ -146,7 +157,7 @@ def open_records(folder: Path, columns: Mapping[str, str]) -> tuple[RecordRows, 
     if not complete:
         raise DataError(f"the files in {folder} are not those that their header describes", _REBUILD)
     bad_rows = (folder / "bad_rows.jsonl",) if found.num_bad else ()
-    schema = Schema(found.columns, found.num_rows, found.num_bad, bad_rows)
+    schema = Schema(found.columns, found.num_rows, found.num_bad, bad_rows, found.encodings)
     # Absolute: the files are mapped at first use, and again in loader processes, wherever the process then is.
     return RecordRows(folder.absolute(), schema, columns), found
 
@@ -157,7 +168,7 @@ def _write(files: Sequence[Path], required: Sequence[str], folder: Path, key: st
         rows, bad, ends = (
             stack.enter_context((folder / name).open("xb")) for name in ("rows.jsonl", "bad_rows.jsonl", "starts.bin")
         )
-        for number, line, row in _rows(files):
+        for number, line, row in _rows(files, found.encodings):
             encoded = _encoded(row, required, found.seen)
             if isinstance(encoded, BadRow):
                 found.first_bad = found.first_bad or (number, line, encoded.problem)
@@ -182,12 +193,17 @@ def _write(files: Sequence[Path], required: Sequence[str], folder: Path, key: st
     return found
 
 
-def _rows(files: Sequence[Path]) -> Iterator[tuple[int, int, Record | BadRow]]:
-    """Every row with the number of its file and its line."""
+def _rows(files: Sequence[Path], encodings: dict[str, int]) -> Iterator[tuple[int, int, Record | BadRow]]:
+    """Every row with the number of its file and its line; `encodings` is counted up."""
     cell_types = find_cell_types([file for file in files if is_table(file)])
     for number, file in enumerate(files):
         for line, row in read_rows(file, cell_types):
             yield number, line, row
+        if ending_of(file) != ".parquet":
+            codec = encoding_of(file)
+            encodings[name_of(codec)] = encodings.get(name_of(codec), 0) + 1
+            if codec != UTF_8:
+                _log.info("%s is read as %s, by its bytes", file, name_of(codec))
 
 
 def _encoded(row: Record | BadRow, required: Sequence[str], seen: dict[str, int]) -> bytes | BadRow:

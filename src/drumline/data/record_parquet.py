@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from drumline.data.record_text import Numbered
+from drumline.data.record_text import BadRow, Numbered, Record
 from drumline.errors import DataError, MissingExtra
 
 _BATCH_ROWS = 1024
@@ -33,15 +33,31 @@ def read_parquet(path: Path) -> Iterator[Numbered]:
             wanted = [name for name in types if name not in left_out]
             number = 0
             for batch in file.iter_batches(_BATCH_ROWS, columns=wanted):
-                for row in batch.to_pylist():
+                for row in _rows(batch):
                     number += 1
+                    if isinstance(row, BadRow):
+                        yield Numbered(number, row)
+                        continue
                     for name, convert in converted.items():
                         row[name] = None if row[name] is None else convert(row[name])
                     yield Numbered(number, row)
     except (OSError, pyarrow.lib.ArrowException) as error:
+        # Not with the error itself: some of the package's messages repeat a value.
         raise DataError(
-            f"{path} cannot be read as Parquet: {error}", "fetch the file again, or save it anew"
-        ) from error
+            f"{path} cannot be read as Parquet: {type(error).__name__}", "fetch the file again, or save it anew"
+        ) from None
+
+
+def _rows(batch: Any) -> Iterator[Record | BadRow]:
+    """The rows of a batch; bad is one with what Python cannot hold: text that is not UTF-8, a date too far away."""
+    try:
+        yield from batch.to_pylist()
+    except (ValueError, OverflowError) as error:
+        if len(batch) > 1:
+            for place in range(len(batch)):
+                yield from _rows(batch.slice(place, 1))
+        else:
+            yield BadRow(f"it has a value that cannot be read: {type(error).__name__}", "")
 
 
 def _conversion(kind: str) -> Callable[[Any], Any] | None:

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import TextIO
 
 from drumline.data.record_text import MAX_ROW_CHARS, Numbered, Record, bad, open_text, unclosed
+from drumline.data.schema import shown_name
 from drumline.errors import DataError
 
 CellTypes = Mapping[str, type]
 """Columns of numbers -> int or float; others hold text."""
 
-_INTEGER = re.compile(r"\s*[-+]?(?:0|[1-9][0-9]*)\s*")
+_INTEGER = re.compile(r"\s*[-+]?(?:0|[1-9][0-9]{0,999})\s*")
+"""Longer ones are text: Python converts no number of more than some thousand digits."""
 _FLOAT = re.compile(r"\s*[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?\s*")
 
 
@@ -43,7 +45,9 @@ def read_table(path: Path, cell_types: CellTypes) -> Iterator[Numbered]:
                 continue
             if cells is None:
                 return
-            if len(cells) == len(header):
+            if any("\0" in cell for cell in cells):
+                yield bad(number, "it has zero bytes in it", "".join(lines.of_row))
+            elif len(cells) == len(header):
                 yield Numbered(number, _record(header, cells, cell_types))
             elif cells:
                 problem = f"it has {len(cells)} cells, the header has {len(header)}"
@@ -84,7 +88,9 @@ def _header(path: Path, cells: Sequence[str]) -> list[str]:
     names = [cell.strip() or f"column_{number}" for number, cell in enumerate(cells, 1)]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise DataError(f"{path}:1: the header names {twice[0]!r} twice", "give each column a name of its own")
+        raise DataError(
+            f"{path}:1: the header names {shown_name(twice[0])!r} twice", "give each column a name of its own"
+        )
     if any("\udc80" <= character <= "\udcff" for name in names for character in name):
         raise DataError(f"{path}:1: the header is not UTF-8 text", "save the file as UTF-8")
     return names

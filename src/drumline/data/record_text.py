@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import io
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from drumline.data.files import not_utf8, reading
+from drumline.data.files import reading
+from drumline.data.text_encoding import UTF_8, WINDOWS, encoding_of, name_of, open_bytes
 from drumline.errors import DataError
 
 Record = dict[str, Any]
@@ -19,7 +18,6 @@ MAX_ROW_CHARS = 2**26
 """A row with more is taken for one with a missing quote or bracket, and never read whole."""
 MAX_RAW_CHARS = 500
 """Of a bad row's text, what is kept."""
-_BYTE_ORDER_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 class BadRow(NamedTuple):
@@ -50,20 +48,23 @@ def as_record(line: int, value: Any, text: str) -> Numbered:
 
 @contextmanager
 def open_text(path: Path, newline: str) -> Iterator[TextIO]:
-    """Open a text file, of .gz what is in it. Bytes that are not UTF-8 become surrogates, which no good row holds.
+    """Open a text file, of .gz what is in it, in the encoding that its bytes tell, without a byte order mark.
 
-    Raises DataError for a file in UTF-16, and where a compressed file is damaged, also while it is read.
+    Bytes that are no character become surrogates, which no good row holds. Raises DataError where a compressed file or
+    one in UTF-16 is damaged, also while it is read.
     """
-    packed = path.suffix.lower() == ".gz"
     with reading(path):
-        file: Any = gzip.open(path, "rb") if packed else path.open("rb")  # noqa: SIM115 (closed below)
         try:
-            with io.TextIOWrapper(file, "utf-8-sig", errors="surrogateescape", newline=newline) as text:
-                if (start := file.peek(2)[:2]) in _BYTE_ORDER_MARKS:
-                    raise not_utf8(path, 0, start[0])
+            codec = encoding_of(path)
+            # Half of a pair in UTF-16 passes as such, and is the row's fault; in the others a byte that is none.
+            errors = "surrogateescape" if codec in (UTF_8, WINDOWS) else "surrogatepass"
+            with io.TextIOWrapper(open_bytes(path), codec, errors=errors, newline=newline) as text:
                 yield text
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(f"{path} is damaged: {error}", "fetch the file again, or compress it again") from error
+        except UnicodeDecodeError as error:
+            raise DataError(
+                f"{path} begins as {name_of(codec)} and goes on as something else: {error.reason}",
+                "fetch the file again, or save it as UTF-8",
+            ) from None
 
 
 def unclosed(path: Path, line: int, what: str) -> DataError:

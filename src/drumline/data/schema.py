@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,12 @@ from drumline.errors import DataError
 
 MAX_DISTINCT = 1000
 """A column with more different values than this is not kept as one of classes."""
+MAX_COLUMNS = 1000
+"""Columns that are kept; records with ever new names are no table."""
 _LONGEST_VALUE = 200
 """Characters of a value that may be a class."""
+LONGEST_NAME, MOST_WORDS = 64, 6
+"""Characters and words of a name that is shown as it is."""
 _SHOWN = 20
 """Columns that an error names."""
 _TYPES: dict[type, str] = {
@@ -63,6 +67,8 @@ class Schema:
     """Rows that were left out."""
     bad_rows: tuple[Path, ...] = ()
     """The files that list them."""
+    encodings: Mapping[str, int] = field(default_factory=dict)
+    """Name of an encoding -> text files that were read in it; empty where there are none, or it is not known."""
 
     def describe(self) -> str:
         """A line or two for the screen: rows, and each column with its types."""
@@ -70,7 +76,7 @@ class Schema:
         if self.num_bad:
             rows += f", {self.num_bad:,} left out"
             rows += f" ({', '.join(map(str, self.bad_rows))})" if self.bad_rows else ""
-        return f"{rows}\n" + "; ".join(f"{name}: {column}" for name, column in self.columns.items())
+        return f"{rows}\n" + "; ".join(f"{shown_name(name)}: {column}" for name, column in self.columns.items())
 
     def distinct(self, column: str, limit: int = MAX_DISTINCT) -> list[Any] | None:
         """The different values of a column; None where there are more than `limit`, or they are not known."""
@@ -79,7 +85,7 @@ class Schema:
 
     def renamed(self, columns: Mapping[str, str]) -> Schema:
         """The same with data.columns applied (wanted name -> the data's own)."""
-        return Schema(renamed(self.columns, columns), self.num_rows, self.num_bad, self.bad_rows)
+        return replace(self, columns=renamed(self.columns, columns))
 
     def require(self, names: Sequence[str], where: str) -> None:
         """Raise DataError, which names the columns there are, unless all these are there, with a value in some row."""
@@ -91,12 +97,29 @@ class Schema:
 def missing_columns(absent: Mapping[str, str], there: Sequence[str], where: str) -> DataError:
     """The error for columns that no row has: wanted name -> what the data was said to call it."""
     name, own = next(iter(absent.items()))
-    names = ", ".join(map(repr, there[:_SHOWN])) + (", ..." if len(there) > _SHOWN else "")
-    near = next(iter(get_close_matches(own, there, 1)), there[0] if there else "COLUMN")
+    names = ", ".join(repr(shown_name(column)) for column in there[:_SHOWN]) + (", ..." if len(there) > _SHOWN else "")
+    like = get_close_matches(own, there, 1) or [column for column in there if shown_name(column) == column]
+    near = like[0] if like else "COLUMN"
+    headless = "" if all(shown_name(column) == column for column in there) else "; a table begins with a line of names"
     return DataError(
         f"{where}: no row has a value in column {' or '.join(map(repr, absent.values()))}; the columns are {names}",
-        f"say which of them it is: --set data.columns.{name}={near}, for instance",
+        f"say which of them it is: --set data.columns.{name}={near}, for instance{headless}",
     )
+
+
+def shown_name(name: str) -> str:
+    """A column's or a class's name for logs and errors; one that reads like a text, and may be one, by its length.
+
+    A table without a header has its first row there, and a column of texts taken for the label has them as classes.
+    """
+    if len(name) <= LONGEST_NAME and len(name.split()) <= MOST_WORDS and name.isprintable():
+        return name
+    return f"(a name of {len(name):,} characters)"
+
+
+def told_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Names of classes for metrics and events, by number; one that reads like a text is `class 3`."""
+    return tuple(name if shown_name(name) == name else f"class {number}" for number, name in enumerate(names))
 
 
 def renamed(record: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
@@ -126,6 +149,7 @@ def merged(schemas: Sequence[Schema]) -> Schema:
         sum(schema.num_rows or 0 for schema in schemas),
         sum(schema.num_bad for schema in schemas),
         tuple(path for schema in schemas for path in schema.bad_rows),
+        dict(sum((Counter(schema.encodings) for schema in schemas), Counter())),
     )
 
 
@@ -142,6 +166,8 @@ class SchemaCounter:
         self.num_rows += 1
         for name, value in record.items():
             if name not in self._types:
+                if len(self._types) >= MAX_COLUMNS:
+                    continue
                 self._types[name], self._values[name] = Counter(), {}
             self._types[name][type_name(value)] += 1
             values = self._values[name]

@@ -24,13 +24,14 @@ class TextSplits:
     tokenizer: Tokenizer
 
 
-def load_text(config: TextData, build: Build | None = None) -> TextSplits:
+def load_text(config: TextData, build: Build | None = None, tokenizer: Tokenizer | None = None) -> TextSplits:
     """Tokenise the files where no cache holds them yet, and give their rows.
 
     `build` receives the one function that writes caches, once: a caller with several ranks runs it in one of them
-    while the others wait. None: it is run. Raises DataError for files that cannot be used, or that are in both splits.
+    while the others wait. None: it is run. tokenizer: None takes the one that the section names. Raises DataError for
+    files that cannot be used, or that are in both splits.
     """
-    tokenizer = load_tokenizer(config.tokenizer)
+    tokenizer = tokenizer or load_tokenizer(config.tokenizer or "byte")
     sources = sources_of(config.train, "data.train")
     splits = [expand_files(source.paths, source.setting) for source in sources]
     if config.eval:

@@ -17,6 +17,7 @@ from drumline.data.mixture import mixed, sources_of
 from drumline.data.record_text import Record
 from drumline.data.records import RecordSplits
 from drumline.data.schema import Column, Schema, merged, renamed
+from drumline.data.text_encoding import decoded
 from drumline.errors import DataError
 
 MAX_READ = 100_000
@@ -53,7 +54,7 @@ class TextFolderRows(Dataset[Record]):
 def load_text_folders(config: TextFolders) -> RecordSplits:
     """List the files of each class folder, below further folders too, and give their texts.
 
-    Files that are empty or not UTF-8 are left out with a warning. Raises DataError for a folder that is absent, or has
+    Files that are empty or no text are left out with a warning. Raises DataError for a folder that is absent, or has
     no class folder or no text, and for one that is in both splits.
     """
     sources = sources_of(config.train, "data.train")
@@ -71,10 +72,10 @@ def load_text_folders(config: TextFolders) -> RecordSplits:
 
 
 def read_text(path: Path) -> str:
-    """A whole file's text, without a byte order mark. Raises DataError where it is not UTF-8 or cannot be read."""
+    """A whole file's text, in the encoding that its bytes tell. Raises DataError where it has none, or is not there."""
     try:
         with reading(path):
-            return path.read_text(encoding="utf-8-sig")
+            return decoded(path.read_bytes())
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 text: {error.reason}", "convert it, or leave it out") from None
 

@@ -1,4 +1,4 @@
-"""Text to token ids and back: UTF-8 bytes, or a tokenizer from a local Hugging Face folder."""
+"""Text to token ids and back: UTF-8 bytes, or a Hugging Face tokenizer from a folder or the hub."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from drumline.config.recipes import expand_path
 from drumline.data.files import nearest
+from drumline.data.hub import TOKENIZER_FILES, Hub, fetch, local_folder
 from drumline.errors import DataError, MissingExtra
 
 Ids = NDArray[np.int64]
@@ -125,7 +125,7 @@ class HuggingFaceTokenizer:
         files = _tokenizer_files(folder)
         self.folder = folder
         self._tokenizer = _load(folder, files)
-        vocabulary: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        vocabulary = self.vocabulary
         _check(self._tokenizer, folder, byte_level=len(files) == 2)
         self.vocab_size = max(vocabulary.values()) + 1
         end = END_OF_TEXT if END_OF_TEXT in vocabulary else _named_token(folder, "eos_token")
@@ -133,6 +133,12 @@ class HuggingFaceTokenizer:
         self.pad_id = _pad_id(folder, vocabulary, self._end)
         parts = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
         self.fingerprint = hashlib.sha256(" ".join([*parts, str(self._end)]).encode()).hexdigest()
+
+    @property
+    def vocabulary(self) -> dict[str, int]:
+        """The id of each token, added ones too."""
+        found: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+        return found
 
     @property
     def end_of_document(self) -> int:
@@ -187,17 +193,35 @@ class HuggingFaceTokenizer:
         return text
 
 
-def load_tokenizer(name: str) -> Tokenizer:
-    """Give the tokenizer that `data.tokenizer` names: 'byte', or a folder. Raises DataError for anything else."""
+def load_tokenizer(name: str, hub: Hub | None = None) -> Tokenizer:
+    """Give the tokenizer that `data.tokenizer` names: 'byte', a folder, or a name on the hub, which `hub` gets at.
+
+    Raises DataError or ConfigError where there is no such thing.
+    """
     if name == "byte":
         return ByteTokenizer()
-    folder = Path(expand_path(name)).expanduser()
+    folder = local_folder(name)
+    if folder is None:
+        folder = fetch(name, "data.tokenizer", TOKENIZER_FILES, hub or Hub())
     if not folder.is_dir():
         raise DataError(
             f"data.tokenizer: {name!r} is neither 'byte' nor a folder",
-            f"write byte, or a folder with tokenizer.json or vocab.json and merges.txt ({nearest(folder)})",
+            "write byte, a folder with tokenizer.json or vocab.json and merges.txt, or a name on the hub "
+            f"({nearest(folder)})",
         )
     return HuggingFaceTokenizer(folder)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder has the files of a tokenizer that can be read here."""
+    return any(all((folder / name).is_file() for name in names) for names in (("tokenizer.json",), *_PAIRS))
+
+
+def extends(tokenizer: Tokenizer, own: Tokenizer) -> bool:
+    """Whether each token of `own` has the same id in the other one: it is the same, or made of it by adding tokens."""
+    if isinstance(tokenizer, HuggingFaceTokenizer) and isinstance(own, HuggingFaceTokenizer):
+        return own.vocabulary.items() <= tokenizer.vocabulary.items()
+    return tokenizer.fingerprint == own.fingerprint
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:

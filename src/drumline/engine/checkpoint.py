@@ -22,6 +22,7 @@ from drumline.engine.meter import by_rank
 from drumline.errors import DataError
 from drumline.manifest import Format, Manifest, check, out_of_reach, read_manifest
 from drumline.parallel.parts import InParts
+from drumline.parallel.saved_names import base_problem, kept_of
 from drumline.parallel.side_channel import Alone
 from drumline.rundir import RunDir
 
@@ -109,6 +110,8 @@ class Checkpointer:
         if self._format == "whole" and not commits:
             return None, None
         both = {"progress": run.progress.to_state(), "strategy": state}
+        if (kept := kept_of(run.model)) is not None:
+            both["base"] = dict(kept.base)
         if not copied:
             return both, None
         try:
@@ -249,6 +252,8 @@ def load_checkpoint(run: Run, path: Path, *, checked: bool = False) -> None:
         if not problems and (reason := out_of_reach(path, world.rank, world.size)):
             problems = [reason]
         state = _read(path, problems, strategy.room if isinstance(strategy, InParts) else lambda found: found)
+        if (misfit := base_problem(run.model, state.get("base"), state["strategy"]["model"])) is not None:
+            raise DataError(f"the checkpoint {path} does not fit: {misfit[0]}", misfit[1])
     except DataError as error:
         problem = (error.problem, error.fix)
     found = next((answer for answer in run.groups.side.exchange("load", problem) if answer is not None), None)

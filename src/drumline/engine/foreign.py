@@ -16,6 +16,7 @@ from drumline.errors import DataError, DrumlineError
 from drumline.models.folder import read_pretrained
 from drumline.parallel.adopt import ADOPTED
 from drumline.parallel.keys import bare_keys, fitting, tied_names
+from drumline.parallel.saved_names import base_problem, only_kept
 
 if TYPE_CHECKING:
     from drumline.engine.run import Run
@@ -105,7 +106,12 @@ def kept_apart(optimizer: Mapping[str, Any], device: torch.device) -> dict[str, 
 
 
 def weights_for(model: nn.Module, found: Foreign, path: Path) -> dict[str, Any]:
-    """The weights by the bare model's names, all of them and of its shapes. Raises DataError for any others."""
+    """The weights by the bare model's names, all that are saved of it and of its shapes.
+
+    Raises DataError for any others.
+    """
+    if (problem := base_problem(model, found.base, found.model)) is not None:
+        raise DataError(f"{path} does not fit the model: {problem[0]}", problem[1])
     try:
         weights: Mapping[str, Any] = fitting(model, found.model)
     except ValueError as error:
@@ -115,14 +121,14 @@ def weights_for(model: nn.Module, found: Foreign, path: Path) -> dict[str, Any]:
                 f"{path} does not fit the model: {error}", "give weights of this very model, or build that one"
             ) from error
         weights = fitting(model, other)
-    for problem in misfits(model, weights):
-        raise DataError(f"{path} does not fit the model: {problem}", "build the model as it was when they were saved")
+    for misfit in misfits(model, weights):
+        raise DataError(f"{path} does not fit the model: {misfit}", "build the model as it was when they were saved")
     return dict(weights)
 
 
 def misfits(model: nn.Module, weights: Mapping[str, Any]) -> Iterator[str]:
     """Tensors of another shape, and of what is one tensor in the model two that differ."""
-    for name, value in bare_keys(model, model.state_dict()).items():
+    for name, value in only_kept(model, bare_keys(model, model.state_dict())).items():
         mine, given = (list(getattr(each, "shape", ())) for each in (value, weights[name]))
         if mine != given:
             yield f"{name} is {given} there and {mine} here"

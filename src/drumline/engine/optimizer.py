@@ -88,7 +88,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
     optimizer = build(settings, config.lr, [{"params": groups[group], **group._asdict()} for group in order], fused)
     kind = settings.name + (" (fused)" if fused else "")
     if settings.state_precision != "same":
-        kind += f", moments in {settings.state_precision}"
+        kind += f", moments in {settings.state_precision}{' (paged)' if settings.paged else ''}"
     logger.info("optimizer: %s, %s", kind, described(groups, order))
     return optimizer
 
@@ -100,6 +100,10 @@ def build(settings: OptimizerConfig, lr: float, groups: list[dict[str, object]],
         kind: Callable[..., torch.optim.Optimizer] = FusedSGD if fused else torch.optim.SGD
         return kind(groups, momentum=settings.momentum, **options)
     options |= {"betas": settings.betas, "eps": settings.eps}
+    if settings.state_precision == "int8":
+        from drumline.engine.int8_states import Int8AdamW
+
+        return Int8AdamW(groups, fused=fused, paged=settings.paged, **options)
     if settings.state_precision != "same":
         from drumline.engine.half_states import HalfStateAdamW  # half a second of imports that few need
 

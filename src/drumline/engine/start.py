@@ -20,6 +20,7 @@ from drumline.config.schema import RunConfig
 from drumline.data.source import Source
 from drumline.engine.balance import measure_balance
 from drumline.engine.checkpoint import Checkpointer
+from drumline.engine.choices import make_choices
 from drumline.engine.ending import let_go, release, tell
 from drumline.engine.facts import agreed, planned
 from drumline.engine.feeds import open_feeds, with_loader
@@ -123,6 +124,7 @@ def assemble(
     freeze(parts.model, config.train.optimizer)
     strategy.setup(parts.model, learners, average_maker(config, plan))
     task = loader_task(parts.tasks)
+    choices = make_choices(strategy, parts.model, parts.train, task, config, plan, groups)
     sizes = find_sizes(parts, strategy, config, plan, groups)
     plan = sizes.planned(plan)
     balance = measure_balance(strategy, parts.model, parts.train, task, config, plan, groups)
@@ -151,6 +153,8 @@ def assemble(
         sizes.settle(run)
         if feeds.notice is not None:
             run.event("loader", **feeds.notice)
+        if choices.facts:
+            run.event("choices", message="; ".join(choices.messages), **choices.facts)
         if balance.facts is not None:
             run.event("balance", **balance.facts)
         run.recorder = start_recorder(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TypeVar
 
 from drumline.config.parallel import DataParallel, DdpParallel, FsdpParallel, Kind
@@ -20,6 +21,8 @@ K = TypeVar("K", bound=Kind)
 def make_strategy(groups: Groups, config: RunConfig, plan: Plan) -> Strategy:
     """A fresh one, not set up. A world of one has nobody to share with: `single` computes what its kind would."""
     compute = Compute.of(config, plan.precision)
+    if compute.compile == "auto" and (plan.device != "cuda" or plan.kind == "data_parallel"):
+        compute = replace(compute, compile="none")  # nothing is measured there, see engine/choices.py
     noise = config.track.gradient_noise
     if plan.kind == "data_parallel":
         settings = settings_of(config, DataParallel)

@@ -33,7 +33,10 @@ NO_WEIGHTS = ("optimizer", "scheduler", "scaler", "sampler", "random_states", "r
 """What names of such files begin with that hold something else."""
 
 REFUSED = {
-    "adapter_config.json": ("holds an adapter (LoRA), not a model", "merge it into its model and save that"),
+    "adapter_config.json": (
+        "holds an adapter (LoRA), not a model",
+        "name it in model.adapter.initial, to go on training it; or merge it into its model and save that",
+    ),
     "zero_to_fp32.py": (
         "is a checkpoint of DeepSpeed",
         "run the zero_to_fp32.py in it, and give the file that it makes",
@@ -57,6 +60,8 @@ class Foreign:
     epoch: int | None
     source: str
     """drumline, huggingface, accelerate, lightning, checkpoint (weights and more in a file), or weights."""
+    base: Mapping[str, str] | None = None
+    """What tells of the model that an adapter of ours, which is all that was saved, belongs to."""
 
 
 def is_ours(path: Path) -> bool:
@@ -96,7 +101,7 @@ def read_ours(path: Path, *, contents: bool) -> Foreign:
     state = read_checkpoint(path, contents=contents)
     learners = list(state["strategy"]["learners"].values())
     optimizer = learners[0]["optimizer"] if len(learners) == 1 else None
-    return Foreign(state["strategy"]["model"], optimizer, state["progress"]["epoch"], "drumline")
+    return Foreign(state["strategy"]["model"], optimizer, state["progress"]["epoch"], "drumline", state.get("base"))
 
 
 def read_folder(path: Path) -> Foreign:

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from drumline.models.token_losses import PLAIN, Tail, capped, losses_and_gradient, losses_of, pieces_for
+
 CHUNK_LOGITS = 2**27
 """Most logits at a time: 0.25 GiB in bfloat16, twice that in float32."""
 
@@ -19,30 +21,82 @@ class SummedLoss(NamedTuple):
 
     total: Tensor
     """Cross-entropy summed over labels that count, a scalar."""
-    hits: Tensor
-    """Labels whose logit is the highest, a scalar; 0 where a gradient is wanted, since it would cost a pass."""
+    correct: Tensor | None
+    """Where the label's logit is the highest, bool, of the labels' shape; None where a gradient is wanted, since it
+    would cost a pass."""
 
 
-def chunked_cross_entropy(x: Tensor, weight: Tensor, labels: Tensor, ignored: int = -100) -> SummedLoss:
-    """The sum of F.cross_entropy(x @ weight.T, labels) in float32 (float64 stays), in the products' precision.
+class Output(NamedTuple):
+    """An output layer: logits are tail(x @ weight.T + bias)."""
 
-    x: [..., width], weight: [vocabulary, width], labels: [...] int64. The gradient is computed with the loss, chunk by
-    chunk, so that the three products of each are made once (as in Liger Kernel, Hsu et al. 2024); it can be taken once.
+    weight: Tensor
+    """[vocabulary, width]"""
+    bias: Tensor | None = None
+    """[vocabulary]"""
+    tail: Tail = PLAIN
+
+
+def chunked_cross_entropy(
+    x: Tensor, output: Output, labels: Tensor, places: Tensor | None = None, ignored: int = -100
+) -> SummedLoss:
+    """The sum of F.cross_entropy over the output layer's logits in float32 (float64 stays), in the products' precision.
+
+    x: [..., width], labels: [...] int64. places: [K] int64, where in the flattened labels all those are that count; any
+    number of others may be among them, also twice. Without it rows whose label does not count cost as much as others.
+
+    The gradient is computed with the loss, chunk by chunk, so that the three products of each are made once (as in
+    Liger Kernel, Hsu et al. 2024); it can be taken once. An output layer that is not trained costs two.
     """
+    flat, targets, dtype = _rows(x, labels, places)
+    weight, bias, (scale, cap) = output
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        trained = weight.requires_grad or (bias is not None and bias.requires_grad)
+        total: Tensor = ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            flat, weight, bias, targets, (ignored, dtype, scale, cap, trained)
+        )
+        return SummedLoss(total, None)
+    wide = torch.promote_types(dtype, torch.float32)
+    total, correct = x.new_zeros((), dtype=wide), []
+    layer = _Layer(weight, bias, dtype)
+    for rows, wanted in chunks(flat, targets, weight.shape[0]):
+        logits = capped(layer.logits(rows).to(wide), output.tail)
+        total = total + losses_of(logits, wanted, ignored).sum()
+        correct.append(logits.argmax(-1) == wanted)
+    return SummedLoss(total, _put_back(torch.cat(correct), labels, places))
+
+
+def chunked_token_losses(
+    x: Tensor, output: Output, labels: Tensor, places: Tensor | None = None, ignored: int = -100
+) -> Tensor:
+    """Each token's cross-entropy, of the labels' shape, 0 where its label is ignored; arguments as above.
+
+    Where what becomes of them decides on the gradient's factors, as in preferences, no gradient can be computed with
+    the loss: the backward pass computes the logits of each chunk again.
+    """
+    flat, targets, dtype = _rows(x, labels, places)
+    weight, bias, (scale, cap) = output
+    trained = weight.requires_grad or (bias is not None and bias.requires_grad)
+    losses: Tensor = ChunkedTokenLosses.apply(  # type: ignore[no-untyped-call]
+        flat, weight, bias, targets, (ignored, dtype, scale, cap, trained)
+    )
+    return _put_back(losses, labels, places)
+
+
+def _rows(x: Tensor, labels: Tensor, places: Tensor | None) -> tuple[Tensor, Tensor, torch.dtype]:
+    """Rows and labels that are looked at, and the type of the products."""
     kind = x.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
     flat, targets = x.flatten(0, -2), labels.flatten()
-    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        total: Tensor = ChunkedCrossEntropy.apply(flat, weight, targets, ignored, dtype)  # type: ignore[no-untyped-call]
-        return SummedLoss(total, torch.zeros((), dtype=torch.int64, device=x.device))
-    wide = torch.promote_types(dtype, torch.float32)
-    total, hits = x.new_zeros((), dtype=wide), targets.new_zeros(())
-    transposed = weight.to(dtype).t()
-    for rows, wanted in chunks(flat, targets, weight.shape[0]):
-        logits = rows.to(dtype) @ transposed
-        losses, _ = token_losses(logits.to(wide), wanted, ignored)
-        total, hits = total + losses.sum(), hits + (logits.argmax(-1) == wanted).sum()
-    return SummedLoss(total, hits)
+    if places is None:
+        return flat, targets, dtype
+    return flat.index_select(0, places), targets.index_select(0, places), dtype
+
+
+def _put_back(values: Tensor, labels: Tensor, places: Tensor | None) -> Tensor:
+    """One value a label; 0 for labels that were not looked at."""
+    if places is not None:
+        values = values.new_zeros(labels.numel()).index_copy(0, places, values)
+    return values.view(labels.shape)
 
 
 def chunks(x: Tensor, labels: Tensor, num_logits: int) -> list[tuple[Tensor, Tensor]]:
@@ -53,44 +107,111 @@ def chunks(x: Tensor, labels: Tensor, num_logits: int) -> list[tuple[Tensor, Ten
     return list(zip(x.split(most), labels.split(most), strict=True))
 
 
-def token_losses(logits: Tensor, labels: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
-    """Each token's cross-entropy, 0 where its label is ignored, and its log-sum-exp [N, 1]."""
-    normaliser = logits.logsumexp(-1, keepdim=True)
-    counts = labels != ignored
-    picked = logits.gather(1, labels.where(counts, 0)[:, None])
-    return (normaliser - picked).squeeze(1).where(counts, 0.0), normaliser
+Settings = tuple[int, torch.dtype, float, float | None, bool]
+"""Label that is ignored, type of the products, the tail's two numbers, and whether the output layer is trained."""
+
+
+class _Layer:
+    """An output layer's products in one type, and what their gradients come to."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._weight = weight.to(dtype)
+        self._bias = None if bias is None else bias.to(dtype)
+        # Float16 cannot hold sums over a chunk's tokens that no loss scale has made small yet.
+        self.narrow = torch.float32 if dtype == torch.float16 else dtype
+
+    def logits(self, rows: Tensor) -> Tensor:
+        """[N, vocabulary], in the products' type."""
+        rows, transposed = rows.to(self._dtype), self._weight.t()
+        return rows @ transposed if self._bias is None else torch.addmm(self._bias, rows, transposed)
+
+    def for_rows(self, gradient: Tensor) -> Tensor:
+        """The rows' gradient, of the logits'."""
+        return gradient @ self._weight.to(self.narrow)
+
+    def for_weight(self, gradient: Tensor, rows: Tensor) -> Tensor:
+        """The weight's gradient, of the logits'."""
+        return gradient.t() @ rows.to(self.narrow)
+
+
+class _Sums:
+    """Gradients of an output layer, summed up chunk by chunk; None where it is not trained."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, wide: torch.dtype, *, trained: bool) -> None:
+        self.weight = torch.zeros_like(weight, dtype=wide) if trained else None
+        self.bias = torch.zeros_like(bias, dtype=wide) if trained and bias is not None else None
+
+    def add(self, layer: _Layer, gradient: Tensor, rows: Tensor) -> None:
+        """Take in a chunk's."""
+        if self.weight is not None:
+            self.weight += layer.for_weight(gradient, rows)
+        if self.bias is not None:
+            self.bias += gradient.sum(0, dtype=self.bias.dtype)
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """Gives the sum and keeps the gradients of x and weight, which the backward pass only multiplies."""
+    """Gives the sum and keeps the gradients of x and the output layer, which the backward pass only multiplies."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, labels: Tensor, ignored: int, dtype: torch.dtype) -> Tensor:
-        """Take x [N, width], weight [vocabulary, width], labels [N]; dtype: of the products."""
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, settings: Settings) -> Tensor:
+        """Take x [N, width], weight [vocabulary, width], bias [vocabulary], labels [N]."""
+        ignored, dtype, scale, cap, trained = settings
         wide = torch.promote_types(dtype, torch.float32)
-        # Float16 cannot hold sums over a chunk's tokens that no loss scale has made small yet.
-        narrow = torch.float32 if dtype == torch.float16 else dtype
-        cast = weight.to(dtype)
-        total = x.new_zeros((), dtype=wide)
-        for_weight = torch.zeros_like(weight, dtype=wide)
-        for_x = []
+        layer, sums = _Layer(weight, bias, dtype), _Sums(weight, bias, wide, trained=trained)
+        piece = pieces_for(x.device)
+        total, for_x = x.new_zeros((), dtype=wide), []
         for rows, wanted in chunks(x, labels, weight.shape[0]):
-            logits = (rows.to(dtype) @ cast.t()).to(wide)
-            losses, normaliser = token_losses(logits, wanted, ignored)
+            losses, gradient = piece(layer.logits(rows), wanted, ignored, scale, cap, layer.narrow)
             total = total + losses.sum()
-            counts = wanted != ignored
-            columns = wanted.where(counts, 0)
-            gradient = (logits - normaliser).exp()
-            gradient[torch.arange(len(wanted), device=x.device), columns] -= 1.0
-            gradient = gradient.where(counts[:, None], 0.0).to(narrow)
-            for_x.append((gradient @ cast.to(narrow)).to(x.dtype))
-            for_weight += gradient.t() @ rows.to(narrow)
-        ctx.save_for_backward(torch.cat(for_x), for_weight.to(weight.dtype))
+            for_x.append(layer.for_rows(gradient).to(x.dtype))
+            sums.add(layer, gradient, rows)
+        for_weight = None if sums.weight is None else sums.weight.to(weight.dtype)
+        for_bias = None if sums.bias is None or bias is None else sums.bias.to(bias.dtype)
+        ctx.save_for_backward(torch.cat(for_x), for_weight, for_bias)
         return total
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Times the gradient of the sum."""
         (factor,) = gradients
-        for_x, for_weight = ctx.saved_tensors
-        return for_x * factor.to(for_x.dtype), for_weight * factor.to(for_weight.dtype), None, None, None
+        found = [None if kept is None else kept * factor.to(kept.dtype) for kept in ctx.saved_tensors]
+        return (*found, None, None)
+
+
+class ChunkedTokenLosses(torch.autograd.Function):
+    """Gives each token's loss; the backward pass computes each chunk's logits again."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, settings: Settings) -> Tensor:
+        """Take x [N, width], weight [vocabulary, width], bias [vocabulary], labels [N]; gives [N]."""
+        ignored, dtype, scale, cap, _ = settings
+        wide = torch.promote_types(dtype, torch.float32)
+        layer = _Layer(weight, bias, dtype)
+        found = []
+        for rows, wanted in chunks(x, labels, weight.shape[0]):
+            logits = capped(layer.logits(rows).to(wide), Tail(scale, cap))
+            found.append(losses_of(logits, wanted, ignored))
+        ctx.save_for_backward(x, weight, bias, labels)
+        ctx.settings = settings
+        return torch.cat(found)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        """Each row's gradient times its loss's."""
+        (factors,) = gradients
+        x, weight, bias, labels = ctx.saved_tensors
+        ignored, dtype, scale, cap, trained = ctx.settings
+        wide = torch.promote_types(dtype, torch.float32)
+        layer, sums = _Layer(weight, bias, dtype), _Sums(weight, bias, wide, trained=trained)
+        for_x, done = [], 0
+        for rows, wanted in chunks(x, labels, weight.shape[0]):
+            _, gradient = losses_and_gradient(layer.logits(rows), wanted, ignored, scale, cap, wide)
+            factor = factors[done : done + len(rows), None]
+            done += len(rows)
+            gradient = (gradient * factor).to(layer.narrow)
+            for_x.append(layer.for_rows(gradient).to(x.dtype))
+            sums.add(layer, gradient, rows)
+        for_weight = None if sums.weight is None else sums.weight.to(weight.dtype)
+        for_bias = None if sums.bias is None else sums.bias.to(bias.dtype)
+        return torch.cat(for_x), for_weight, for_bias, None, None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from drumline.config.model import DecoderModel
 from drumline.errors import ConfigError, ValueRangeError
 from drumline.models.attention import Attention, RotaryPositions, Rotation
-from drumline.models.chunked_loss import SummedLoss, chunked_cross_entropy
+from drumline.models.chunked_loss import Output, SummedLoss, chunked_cross_entropy
 
 INIT_STD = 0.02
 """Standard deviation of fresh weights (Radford et al. 2019)."""
@@ -158,7 +158,8 @@ class Decoder(nn.Module):
             x = block(x, rotation)
         x = self.norm(x)
         if labels is not None:
-            return chunked_cross_entropy(x, self.tokens.weight if self.head is None else self.head.weight, labels)
+            weight = self.tokens.weight if self.head is None else self.head.weight
+            return chunked_cross_entropy(x, Output(weight), labels)
         return F.linear(x, self.tokens.weight) if self.head is None else self.head(x)
 
 

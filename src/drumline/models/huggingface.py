@@ -1,16 +1,20 @@
-"""Models from a local Hugging Face folder, and what can be read from such a model."""
+"""Hugging Face models from a folder or the hub, and what can be read from such a model."""
 
 from __future__ import annotations
 
 import inspect
 import logging
 import re
+from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from drumline.config.model import HuggingFaceModel
 from drumline.errors import ConfigError, MissingExtra
+from drumline.models.hub import find_folder, refuse_code
 
 Head = Literal[
     "causal",
@@ -25,6 +29,9 @@ Head = Literal[
 
 _CLASSIFIERS = ("token_classification", "sequence_classification", "image_classification")
 """Heads that may be new, since their classes are the data's own."""
+
+CHOSEN_LATER = ("auto", "varlen")
+"""Kinds of attention that need the device, or batches made for them: the model is loaded with torch's fused one."""
 
 _HEADS: tuple[tuple[str, Head], ...] = (
     (r"(ForCausalLM|LMHeadModel)$", "causal"),
@@ -76,23 +83,21 @@ def text_config(model: nn.Module) -> Any:
     return model.config.get_text_config()  # type: ignore[union-attr, operator]
 
 
-def load_model(config: HuggingFaceModel, head: Head, num_labels: int | None = None) -> nn.Module:
-    """The model of a local folder, in float32 and training mode, with its cache of keys and values off.
+def load_model(
+    config: HuggingFaceModel, head: Head, num_labels: int | None = None, *, values: bool = True
+) -> nn.Module:
+    """The model of a folder or of the hub, in `config.weights` and training mode, its cache of keys and values off.
 
     num_labels: classes of a classifier, whose last layer is made anew where the folder's has another number; None
-    keeps it. Nothing is fetched. Attention is torch's fused one where the model has it (transformers' own default).
-    Raises ConfigError for a folder that does not hold such a model, MissingExtra without transformers.
+    keeps it. values: False gives it on the meta device, with the shapes that it has elsewhere, and reads no weights.
+    Raises ConfigError where there is no such model, DataError where the hub cannot be reached, MissingExtra without
+    transformers.
     """
     try:
         import transformers
         from safetensors import SafetensorError
     except ImportError as error:
         raise MissingExtra("transformers", "hf") from error
-    if not (config.path / "config.json").is_file():
-        raise ConfigError(
-            f"model.path {config.path} is no Hugging Face folder: it has no config.json",
-            "give the folder that holds config.json and the weights; nothing is downloaded",
-        )
     auto = {
         "causal": transformers.AutoModelForCausalLM,
         "masked": transformers.AutoModelForMaskedLM,
@@ -102,22 +107,32 @@ def load_model(config: HuggingFaceModel, head: Head, num_labels: int | None = No
         "sequence_to_sequence": transformers.AutoModelForSeq2SeqLM,
         "embedding": transformers.AutoModel,
     }[head]
+    folder = find_folder(config, weights=values)
+    refuse_code(config, folder)
+    options: dict[str, Any] = {"dtype": config.weights, "trust_remote_code": config.trust_remote_code}
+    if config.attention not in CHOSEN_LATER:
+        options["attn_implementation"] = config.attention
     try:
-        shape, new_head = _read_shape(config, head, num_labels, transformers.AutoConfig)
-        if config.random_weights:
-            model = auto.from_config(shape, dtype="float32", trust_remote_code=False)
+        shape, new_head = _read_shape(config, folder, head, num_labels)
+        if config.random_weights or not values:
+            with nullcontext() if values else torch.device("meta"):
+                model = auto.from_config(shape, **options)
         else:
             model, info = auto.from_pretrained(
-                config.path,
+                folder,
                 config=shape,
-                # Weights are kept in float32; a checkpoint's own bfloat16 would lose small updates.
-                dtype="float32",
                 ignore_mismatched_sizes=new_head,
                 output_loading_info=True,
                 local_files_only=True,
-                trust_remote_code=False,
+                weights_only=True,
+                **options,
             )
             _refuse_missing(config, head, model, set(info["missing_keys"]))
+    except ImportError as error:
+        raise ConfigError(
+            f"model.path {config.path} with model.attention {config.attention} needs what is not installed: {error}",
+            "install it, or set model.attention to auto",
+        ) from error
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise ConfigError(
             f"model.path {config.path} could not be loaded as {head}: {error}",
@@ -153,9 +168,13 @@ class Embedder(nn.Module):
         return (states * mask).sum(1) / mask.sum(1).clamp(min=1.0)
 
 
-def _read_shape(config: HuggingFaceModel, head: Head, num_labels: int | None, auto_config: Any) -> tuple[Any, bool]:
+def _read_shape(config: HuggingFaceModel, folder: Path, head: Head, num_labels: int | None) -> tuple[Any, bool]:
     """The folder's configuration as the run needs it, and whether its classification head is replaced."""
-    shape = auto_config.from_pretrained(config.path, local_files_only=True, trust_remote_code=False)
+    import transformers
+
+    shape = transformers.AutoConfig.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=config.trust_remote_code
+    )
     text = shape.get_text_config()
     shape.use_cache = text.use_cache = False
     new_head = num_labels is not None and num_labels != shape.num_labels

@@ -56,11 +56,14 @@ def check_groups(mine: list[dict[str, Any]], saved: list[dict[str, Any]]) -> Non
 def check_shapes(optimizer: Optimizer, state: Mapping[Any, Mapping[str, Any]]) -> None:
     """Raise ValueError where something of the size of a parameter has another shape than that."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    by_rows: frozenset[str] = getattr(type(optimizer), "row_states", frozenset())
     if any(number not in range(len(parameters)) for number in state):
         raise ValueError("its state is not by the numbers of parameters")
     for number, values in state.items():
         shape = local_part(parameters[number]).shape
         for name, value in values.items():
-            if isinstance(value, Tensor) and value.dim() and local_part(value).shape != shape:
+            if name in by_rows or not isinstance(value, Tensor) or not value.dim():
+                continue
+            if local_part(value).shape != shape:
                 found = list(value.shape)
                 raise ValueError(f"its {name} of parameter {number} is {found}, and the parameter {list(shape)}")

@@ -18,6 +18,13 @@ def share_buffers(model: nn.Module, names: Sequence[str], group: dist.ProcessGro
         dist._broadcast_coalesced(group, [model.get_buffer(name) for name in names], BUCKET_BYTES, 0)
 
 
+def share_values(model: nn.Module, group: dist.ProcessGroup) -> nn.Module:
+    """The model, with rank 0's parameters and buffers on every rank of the group; all of them call it."""
+    tensors = [each.detach() for each in (*model.parameters(), *model.buffers())]
+    dist._broadcast_coalesced(group, tensors, BUCKET_BYTES, 0)
+    return model
+
+
 class Buffers:
     """The buffers that a checkpoint holds, and what they were before the window that is running.
 

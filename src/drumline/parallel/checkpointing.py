@@ -31,6 +31,7 @@ KEPT = (
     "aten._scaled_dot_product_cudnn_attention",
     "aten._scaled_dot_product_flash_attention_for_cpu",
     "aten._scaled_dot_product_fused_attention_overrideable",
+    "torch_attn._varlen_attn",  # known once it was imported
     "aten.max",  # of a whole tensor, which float8 scales by: one number, for a pass over all of it
 )
 """Operations whose outputs `selective` keeps: matrix products and attention."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -50,6 +50,17 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
         blocks += found
         inside.update(inner for block in found for inner in block.modules())
     return blocks
+
+
+def compiled_blocks(model: nn.Module) -> list[nn.Module]:
+    """The blocks that `compile_blocks` has compiled, in this model or in a copy of it."""
+    return [block for block in find_blocks(model) if block._compiled_call_impl is not None]
+
+
+def run_as_written(blocks: Iterable[nn.Module]) -> None:
+    """Undo compile_blocks."""
+    for block in blocks:
+        block._compiled_call_impl = None
 
 
 def with_memory_budget(share: float, **settings: Any) -> Backend:

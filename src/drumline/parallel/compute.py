@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from drumline.config.compute import CheckpointingConfig, Compile, LinearConfig
 from drumline.config.schema import RunConfig
 from drumline.parallel.checkpointing import apply_checkpointing
-from drumline.parallel.compile import compile_blocks, with_memory_budget
+from drumline.parallel.compile import compile_blocks, find_blocks, with_memory_budget
 from drumline.parallel.linear import convert_linear
 
 
@@ -24,6 +24,7 @@ class Compute:
     precision: str
     """fp32, tf32, bf16 or fp16."""
     compile: Compile = "none"
+    """auto: blocks where the model has some; whoever measures them may undo it."""
     cuda_graphs: bool = False
     checkpointing: CheckpointingConfig = field(default_factory=CheckpointingConfig)
     linear: LinearConfig = field(default_factory=LinearConfig)
@@ -43,7 +44,7 @@ class Compute:
         """
         convert_linear(model, self.linear, compiled=self.compile != "none")
         apply_checkpointing(model, self.checkpointing)
-        if self.compile == "blocks":
+        if self.compile == "blocks" or (self.compile == "auto" and find_blocks(model)):
             compile_blocks(model, **self.options())
         if self.cuda_graphs:
             own_gradients(model)

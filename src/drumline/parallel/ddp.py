@@ -15,11 +15,12 @@ from torch.nn.parallel import DistributedDataParallel
 from drumline.config.parallel import DdpParallel
 from drumline.errors import DrumlineError
 from drumline.parallel.batch_norm import normalised_apart
-from drumline.parallel.buffers import share_buffers
+from drumline.parallel.buffers import share_buffers, share_values
 from drumline.parallel.compression import Wire, make_wire
 from drumline.parallel.compute import Compute
 from drumline.parallel.groups import Groups
 from drumline.parallel.handover import hand_over
+from drumline.parallel.materialise import room_for_values
 from drumline.parallel.objective import add_sums, preserved, run_pass
 from drumline.parallel.single import Part, Single
 from drumline.parallel.strategy import Learner, Loss, MakeAverage, MicroBatch, Notes, Outcome, Scale, Sums
@@ -99,6 +100,12 @@ class Ddp(Single):
         if self._settings.sync_batch_norm:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model, self._group)
         super().setup(model, learners, average)
+
+    def _place(self, model: nn.Module) -> nn.Module:
+        """Single's; what has values on rank 0 only, which has read them, is sent to the others."""
+        is_sent = room_for_values(model, self._side, self.device)
+        placed = super()._place(model)
+        return share_values(placed, self._group) if is_sent else placed
 
     def _wrap_parts(self) -> None:
         """A wrapper for each learner, around what it trains alone."""

@@ -74,7 +74,7 @@ def with_shards(
         "model": {name: weight(name, value) for name, value in state["model"].items()},
         "average": average,
         "learners": {
-            name: with_kept(learner, shards_of(optimizers[name], sharded), lambda part, like: change(part, like.shape))
+            name: with_kept(learner, optimizers[name], sharded, lambda part, like, shape: change(part, shape))
             for name, learner in state["learners"].items()
         },
     }
@@ -102,7 +102,7 @@ def loaded(state: Mapping[str, Any], sharded: ShardedModel, optimizers: Optimize
     learners = {}
     for name, learner in state["learners"].items():
         if name in optimizers:
-            learner = with_kept(learner, shards_of(optimizers[name], sharded), cutter(optimizers[name], sharded))
+            learner = with_kept(learner, optimizers[name], sharded, cutter(optimizers[name], sharded))
         learners[name] = learner
     return {**state, "model": model, "average": average, "learners": learners}
 
@@ -142,7 +142,7 @@ def room_for(state: Mapping[str, Any], sharded: ShardedModel, optimizers: Optimi
     learners = {}
     for name, learner in state["learners"].items():
         if name in optimizers:
-            learner = with_kept(learner, shards_of(optimizers[name], sharded), lambda whole, like: room(whole))
+            learner = with_kept(learner, optimizers[name], sharded, lambda whole, like, shape: room(whole))
         learners[name] = learner
     return {
         **state,
@@ -152,11 +152,11 @@ def room_for(state: Mapping[str, Any], sharded: ShardedModel, optimizers: Optimi
     }
 
 
-def cutter(optimizer: Optimizer, sharded: ShardedModel) -> Callable[[Tensor | Part, DTensor], Tensor]:
+def cutter(optimizer: Optimizer, sharded: ShardedModel) -> Callable[[Tensor | Part, DTensor, torch.Size], Tensor]:
     """How a whole tensor becomes what this optimizer keeps of a parameter: a part, or a DTensor like the parameter."""
     takes_parts = sharded.takes_parts(optimizer)
 
-    def cut(whole: Tensor | Part, like: DTensor) -> Tensor:
+    def cut(whole: Tensor | Part, like: DTensor, shape: torch.Size) -> Tensor:
         part = part_of(whole, sharded).clone()
         if takes_parts:
             return part
@@ -168,18 +168,31 @@ def cutter(optimizer: Optimizer, sharded: ShardedModel) -> Callable[[Tensor | Pa
 
 
 def with_kept(
-    learner: Mapping[str, Any], shards: list[Shard | None], change: Callable[[Any, Any], Any]
+    learner: Mapping[str, Any],
+    optimizer: Optimizer,
+    sharded: ShardedModel,
+    change: Callable[[Any, Any, torch.Size], Any],
 ) -> dict[str, Any]:
-    """A learner's state, with a change to all that its optimizer keeps in the shape of a parameter."""
+    """A learner's state, with a change to all that its optimizer keeps in the shape of a parameter, or by its rows.
 
-    def changed(value: Any, shard: Shard | None) -> Any:
+    change: from a value, the parameter, and the value's shape in the whole. What goes by rows has the parameter's first
+    dimension and others of its own; the optimizer's class names it in `row_states`.
+    """
+    shards = shards_of(optimizer, sharded)
+    by_rows: frozenset[str] = getattr(type(optimizer), "row_states", frozenset())
+
+    def changed(key: str, value: Any, shard: Shard | None) -> Any:
         if shard is None or not isinstance(value, Tensor | Part) or not value.dim():
             return value
-        shapes = (shard.sharded.shape, shard.local.shape)
-        return change(value, shard.sharded) if value.shape in shapes else value
+        whole, local = shard.sharded.shape, shard.local.shape
+        if key in by_rows and value.shape[0] in (whole[0], local[0]):
+            return change(value, shard.sharded, torch.Size([whole[0], *value.shape[1:]]))
+        return change(value, shard.sharded, whole) if value.shape in (whole, local) else value
 
     kept = {
-        index: {key: changed(value, shards[index]) for key, value in values.items()} if index < len(shards) else values
+        index: {key: changed(key, value, shards[index]) for key, value in values.items()}
+        if index < len(shards)
+        else values
         for index, values in learner["optimizer"]["state"].items()
     }
     return {**learner, "optimizer": {**learner["optimizer"], "state": kept}}

@@ -134,7 +134,11 @@ def policy_of(modules: list[nn.Module], precision: str, settings: FsdpParallel) 
             "give them one type, or use parallel.kind ddp",
         )
     plain = all(p.dtype == torch.float32 for p in parameters if p.is_floating_point())
-    rounds = plain and not any(isinstance(module, _BatchNorm) for module in modules)
+    rounds = (
+        plain
+        and all(p.is_floating_point() for p in parameters)  # else packed weights, whose scales must stay as they are
+        and not any(isinstance(module, _BatchNorm) for module in modules)
+    )
     param_dtype = HALF.get(precision) if rounds else None
     reduce_dtype = None
     if plain and settings.reduce_precision == "bf16":

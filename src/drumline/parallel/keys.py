@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from drumline.parallel.optimized import OptimizedDataParallel
+from drumline.parallel.saved_names import kept_names, only_kept
 
 V = TypeVar("V")
 
@@ -79,8 +80,11 @@ def own_keys(model: nn.Module, values: Mapping[str, V]) -> dict[str, V]:
 
 
 def fitting(model: nn.Module, saved: Mapping[str, V]) -> dict[str, V]:
-    """What was saved by the names of the bare model, each of which is found. Raises ValueError as `matched` does."""
-    wanted = [bare_name(model, name) for name in model.state_dict()]
+    """What was saved by the names of the bare model, each of which is found. Raises ValueError as `matched` does.
+
+    Where only a part of the model is saved, this is all that is wanted.
+    """
+    wanted = list(only_kept(model, {bare_name(model, name): name for name in model.state_dict()}))
     return {name: saved[found] for name, found in matched(saved, wanted, tied_names(model)).items()}
 
 
@@ -89,7 +93,7 @@ def load_weights(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     weights = OrderedDict(own_keys(model, fitting(model, saved)))
     # Versions, by which modules know their older forms; that all names are found says that it is the newest.
     weights._metadata = model.state_dict()._metadata  # type: ignore[attr-defined]
-    model.load_state_dict(weights)
+    model.load_state_dict(weights, strict=kept_names(model) is None)
 
 
 def places(model: nn.Module) -> dict[str, Any]:

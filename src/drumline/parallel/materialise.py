@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from drumline.errors import ConfigError
+from drumline.parallel.side_channel import SideChannel
 
 LARGEST_SEED = 2**63
 
@@ -32,6 +33,14 @@ def allocate(modules: Iterable[nn.Module], device: torch.device, made: dict[int,
         for name, buffer in list(module._buffers.items()):
             if buffer is not None and buffer.is_meta:
                 module._buffers[name] = torch.empty_like(buffer, device=device)
+
+
+def room_for_values(model: nn.Module, side: SideChannel, device: torch.device) -> bool:
+    """Whether ranks lack values that rank 0 has; those make room for them. All ranks call it."""
+    first, *others = side.exchange("values", names := on_meta(model))
+    if names != first:
+        allocate(model.modules(), device, {})
+    return any(other != first for other in others)
 
 
 def materialise(module: nn.Module, device: torch.device, seeds: dict[nn.Module, int], made: dict[int, Tensor]) -> None:

@@ -22,6 +22,7 @@ from drumline.parallel.materialise import materialise, seeds_of
 from drumline.parallel.noise import Noise, squared_norm
 from drumline.parallel.objective import Objective, add_sums, run_pass, to_device
 from drumline.parallel.precision import Precision
+from drumline.parallel.saved_names import only_kept
 from drumline.parallel.strategy import (
     Batch,
     Learner,
@@ -246,9 +247,9 @@ class Single(Trials, OnDevice):
             yield
 
     def state(self) -> dict[str, Any]:
-        """Model, average, and each learner's update."""
+        """What is saved of the model, its average, and each learner's update."""
         return {
-            "model": bare_keys(self._model, self._model.state_dict()),
+            "model": only_kept(self._model, bare_keys(self._model, self._model.state_dict())),
             "average": None if self._average is None else self._average_by(bare_keys, self._average.state()),
             "learners": {name: part.update.state() for name, part in self._parts.items()},
         }

@@ -24,6 +24,9 @@ GATHERED_UNITS = 3
 """Units of parameters that FSDP holds whole at a time: the one in use, the one gathered ahead, and one's gradients."""
 HALF = ("bf16", "fp16")
 
+INT8_BYTES = 1 + 4 / 64
+"""Of one moment in 8 bits: its code, and its share of the scale of the smallest block."""
+
 
 @dataclass(frozen=True)
 class ModelFacts:
@@ -137,7 +140,7 @@ def trained_bytes(train: TrainConfig, width: float) -> float:
     """
     optimizer = train.optimizer
     if optimizer.name == "adamw":
-        moments = 2 * (width if optimizer.state_precision == "same" else 2.0)
+        moments = 2 * {"same": width, "int8": INT8_BYTES}.get(optimizer.state_precision, 2.0)
     else:
         moments = width if optimizer.momentum else 0.0
     average = 0.0 if train.averaging is None else max(width, 4.0)

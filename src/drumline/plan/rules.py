@@ -11,6 +11,7 @@ from drumline.config.problem import Problem
 from drumline.config.schema import RunConfig
 from drumline.config.train import OptimizerConfig, ScheduleConfig, TrainConfig
 from drumline.plan.devices import Devices, StartedWorld
+from drumline.plan.rules_adapters import adapter_problems
 from drumline.plan.rules_compute import compute_problems
 from drumline.plan.rules_monitor import alert_problems, budget_problems, secret_problems
 from drumline.plan.rules_parallel import parallel_problems
@@ -45,6 +46,7 @@ def machine_problems(config: RunConfig, devices: Devices, world: StartedWorld | 
         *_gradient_noise(config, devices),
         *parallel_problems(config, devices),
         *compute_problems(config, devices),
+        *adapter_problems(config, devices),
         *secret_problems(config.monitor, devices.device),
     ]
 
@@ -128,7 +130,7 @@ def _evaluation(config: RunConfig) -> Iterator[Problem]:
     if data is None:
         return
     key = {"random_tokens": "num_eval_rows", "datasets": "eval_split"}.get(data.kind, "eval")
-    if getattr(data, key):
+    if getattr(data, key) or getattr(data, "eval_fraction", 0):
         return
     if config.evaluate.early_stopping is not None:
         fix = f"give held-out data as data.{key}, or set evaluate.early_stopping to null"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drumline.config.compute import CheckpointingConfig, LinearConfig
-from drumline.config.model import DecoderModel
+from drumline.config.model import DecoderModel, HuggingFaceModel
 from drumline.config.problem import Problem
 from drumline.config.schema import RunConfig
 from drumline.config.task import LanguageModellingTask
@@ -22,7 +22,7 @@ LOWEST_CAPABILITY = {
 
 LARGEST_DECAY = 0.99
 """Of a moment in half precision: it moves by 1 - decay of the way to a new value, and rounding to bfloat16 swallows
-moves below 2^-9 of it, here a fifth of the way."""
+moves below 2^-9 of it, here a fifth of the way. 8 bits resolve less still."""
 
 
 def compute_problems(config: RunConfig, devices: Devices) -> Iterator[Problem]:
@@ -112,7 +112,8 @@ def _states(optimizer: OptimizerConfig) -> Iterator[Problem]:
         return
     largest = max(optimizer.betas)
     if largest > LARGEST_DECAY:
-        what = f"{half}, and a decay rate of {largest:g} moves moments by less than half precision resolves"
+        resolves = "8 bits resolve" if half == "int8" else "half precision resolves"
+        what = f"{half}, and a decay rate of {largest:g} moves moments by less than {resolves}"
         fix = f"set train.optimizer.betas to {LARGEST_DECAY:g} or less, such as [0.9, 0.95], or leave it out"
         yield _problem(key, what, fix)
 
@@ -127,6 +128,7 @@ def _deterministic(train: TrainConfig) -> Iterator[Problem]:
 
 def _chunked_loss(config: RunConfig) -> Iterator[Problem]:
     task = config.task
-    if isinstance(task, LanguageModellingTask) and task.chunked_loss and not isinstance(config.model, DecoderModel):
+    asked = isinstance(task, LanguageModellingTask) and task.chunked_loss is True
+    if asked and not isinstance(config.model, DecoderModel | HuggingFaceModel):
         what = f"needs a model that hands over what its output layer reads, and model.kind is {config.model.kind}"
-        yield _problem("task.chunked_loss", what, "set model.kind to decoder, or leave it off")
+        yield _problem("task.chunked_loss", what, "set model.kind to decoder or huggingface, or leave it out")

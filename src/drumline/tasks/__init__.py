@@ -21,6 +21,7 @@ from drumline.tasks.function import CountFunction, FunctionTask, count_samples
 from drumline.tasks.huggingface import HuggingFaceLoss
 from drumline.tasks.language_modelling import LanguageModelling
 from drumline.tasks.multi_label import MultiLabel
+from drumline.tasks.preference import Preference
 from drumline.tasks.regression import Regression
 from drumline.tasks.sequence_to_sequence import SequenceToSequence
 from drumline.tasks.token_classification import TokenClassification
@@ -32,6 +33,7 @@ __all__ = [
     "HuggingFaceLoss",
     "LanguageModelling",
     "MultiLabel",
+    "Preference",
     "Regression",
     "SequenceToSequence",
     "TokenClassification",

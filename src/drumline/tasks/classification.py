@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from drumline.parallel.strategy import Batch, Loss
 from drumline.tasks.batches import call_model, check_shape, has_labels, labels_of, scores_of
+from drumline.tasks.by_class import f1_by_class
 from drumline.tasks.cross_entropy import summed_cross_entropy
 from drumline.tasks.ranges import IGNORED, check_labels
 
@@ -27,9 +28,11 @@ class Classification:
     needs_count = False
     """The total is a sum: a micro-batch without labels gives zero."""
 
-    def __init__(self, num_classes: int, label_smoothing: float = 0.0) -> None:
+    def __init__(self, num_classes: int, label_smoothing: float = 0.0, names: Sequence[str] = ()) -> None:
+        """names: of the classes, for metrics of each."""
         self._num_classes = num_classes
         self._label_smoothing = label_smoothing
+        self._names = tuple(names)
 
     def count(self, batch: Batch) -> int:
         """Labels that are not -100."""
@@ -45,10 +48,11 @@ class Classification:
         return scores_of(call_model(model, batch))
 
     def loss(self, outputs: Tensor, batch: Batch) -> Loss:
-        """The sum over rows."""
+        """The sum over rows; without gradient, of classes with names, also the metrics f1/<name>."""
         labels = labels_of(batch)
         check_shape(outputs, (*labels.shape, self._num_classes))
-        return Loss(summed_cross_entropy(outputs, labels, self._label_smoothing))
+        each = f1_by_class(outputs, labels, self._names)
+        return Loss(summed_cross_entropy(outputs, labels, self._label_smoothing), metrics=each)
 
     def metrics(self) -> dict[str, Metric]:
         """Accuracy; F1, the mean over classes; AUC, of class 1 of two, else the mean over classes, one against all.

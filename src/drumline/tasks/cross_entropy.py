@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -26,9 +27,24 @@ def summed_cross_entropy(scores: Tensor, labels: Tensor, label_smoothing: float 
     )
 
 
-def hits(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """(labels whose score is the highest, labels that count), as a Loss has its metrics."""
-    return (scores.argmax(-1) == labels).sum(), counted(labels)
+def exact_matches(correct: Tensor, labels: Tensor, positions: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(texts of which every label that counts is correct, texts with such labels), as a Loss has its metrics.
+
+    correct: bool, labels: [B, T]. A text is a row; with positions [B, T] it begins wherever they are 0.
+    """
+    counts = labels != IGNORED
+    wrong = counts & ~correct
+    if positions is None:
+        has = counts.any(1)
+        return (has & ~wrong.any(1)).sum(), has.sum()
+    begins = positions == 0
+    begins[:, 0] = True
+    # As many places as there are tokens, since only the device knows how many texts.
+    text = begins.flatten().cumsum(0) - 1
+    has, failed = (
+        torch.zeros_like(text).index_add(0, text, each.flatten().to(text.dtype)) > 0 for each in (counts, wrong)
+    )
+    return (has & ~failed).sum(), has.sum()
 
 
 def counted(labels: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch.nn.functional as F
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from drumline.parallel.strategy import Batch, Loss
 from drumline.tasks.batches import call_model, check_shape, has_labels, labels_of, scores_of
+from drumline.tasks.by_class import f1_by_label
 from drumline.tasks.ranges import check_fractions
 
 if TYPE_CHECKING:
@@ -30,9 +31,11 @@ class MultiLabel:
     needs_count = False
     """The total is a sum."""
 
-    def __init__(self, num_labels: int, threshold: float = 0.5) -> None:
+    def __init__(self, num_labels: int, threshold: float = 0.5, names: Sequence[str] = ()) -> None:
+        """names: of the classes, for metrics of each."""
         self._num_labels = num_labels
         self._threshold = threshold
+        self._names = tuple(names)
 
     def count(self, batch: Batch) -> int:
         """Rows."""
@@ -48,11 +51,12 @@ class MultiLabel:
         return scores_of(call_model(model, batch))
 
     def loss(self, outputs: Tensor, batch: Batch) -> Loss:
-        """The sum over rows."""
+        """The sum over rows; without gradient, of classes with names, also the metrics f1/<name>."""
         labels = labels_of(batch)
         check_shape(outputs, tuple(labels.shape))
         each = F.binary_cross_entropy_with_logits(outputs, labels.to(outputs.dtype), reduction="none")
-        return Loss(each.mean(-1).sum())
+        by_label = f1_by_label(outputs, labels >= PRESENT, self._threshold, self._names)
+        return Loss(each.mean(-1).sum(), metrics=by_label)
 
     def metrics(self) -> dict[str, Metric]:
         """F1 and AUC, each the mean over classes."""

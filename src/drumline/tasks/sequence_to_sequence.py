@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from drumline.parallel.strategy import Batch, Loss
 from drumline.tasks.batches import has_labels, inputs_of, labels_of, scores_of
-from drumline.tasks.cross_entropy import hits, perplexity, summed_cross_entropy
+from drumline.tasks.cross_entropy import counted, exact_matches, perplexity, summed_cross_entropy
 from drumline.tasks.ranges import IGNORED, check_ids, check_labels, tensor_of
 
 
@@ -52,11 +52,18 @@ class SequenceToSequence:
         return scores_of(model(**inputs))
 
     def loss(self, outputs: Tensor, batch: Batch) -> Loss:
-        """The sum over tokens; without gradient also the metric accuracy."""
+        """The sum over tokens.
+
+        Without gradient also accuracy, and exact_match: the share of targets of which every token has the highest
+        score, each after the right ones before it.
+        """
         labels = labels_of(batch)
         total = summed_cross_entropy(outputs, labels)
-        # Training pays for no pass over the scores that its gradient does not need.
-        return Loss(total) if torch.is_grad_enabled() else Loss(total, metrics={"accuracy": hits(outputs, labels)})
+        if torch.is_grad_enabled():
+            return Loss(total)  # training pays for no pass over the scores that its gradient does not need
+        correct = (outputs.argmax(-1) == labels) & (labels != IGNORED)
+        accuracy, whole = (correct.sum(), counted(labels)), exact_matches(correct, labels)
+        return Loss(total, metrics={"accuracy": accuracy, "exact_match": whole})
 
     def derived(self, means: Mapping[str, float]) -> dict[str, float]:
         """The perplexity: the exponential of the mean loss of a token."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from drumline.parallel.strategy import Batch, Loss
 from drumline.tasks.batches import call_model, check_shape, has_labels, inputs_of, labels_of, scores_of
+from drumline.tasks.by_class import f1_by_class
 from drumline.tasks.cross_entropy import summed_cross_entropy
 from drumline.tasks.ranges import IGNORED, check_labels
 
@@ -23,8 +24,10 @@ class TokenClassification:
     needs_count = False
     """The total is a sum: a micro-batch without labels gives zero."""
 
-    def __init__(self, num_classes: int) -> None:
+    def __init__(self, num_classes: int, names: Sequence[str] = ()) -> None:
+        """names: of the classes, for metrics of each."""
         self._num_classes = num_classes
+        self._names = tuple(names)
 
     def count(self, batch: Batch) -> int:
         """Labels that are not -100."""
@@ -40,10 +43,11 @@ class TokenClassification:
         return scores_of(call_model(model, batch))
 
     def loss(self, outputs: Tensor, batch: Batch) -> Loss:
-        """The sum over tokens."""
+        """The sum over tokens; without gradient, of classes with names, also the metrics f1/<name>."""
         labels = labels_of(batch)
         check_shape(outputs, (*labels.shape, self._num_classes))
-        return Loss(summed_cross_entropy(outputs, labels))
+        each = f1_by_class(outputs, labels, self._names)
+        return Loss(summed_cross_entropy(outputs, labels), metrics=each)
 
     def metrics(self) -> dict[str, Metric]:
         """Accuracy, and F1, the mean over classes, both over the tokens that count."""

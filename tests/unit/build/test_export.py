@@ -41,7 +41,8 @@ def test_the_newest_valid_checkpoint_or_the_one_that_was_asked_for(tmp_path: Pat
             trainer._run.checkpoints.finish(trainer._run)
     run = RunDir(tmp_path / "run")
     done = export(run, tmp_path / "out" / "newest", None)
-    assert done == {"files": ["model.safetensors"], "step": 3, "averaged": False, "skipped": [], "not_found": []}
+    told = {"step": 3, "averaged": False, "merged": False, "skipped": [], "not_found": []}
+    assert done == {"files": ["model.safetensors"], **told}
     assert_same(read_file(tmp_path / "out" / "newest" / "model.safetensors"), states[3])
     assert export(run, tmp_path / "second", 2)["step"] == 2
     assert_same(read_file(tmp_path / "second" / "model.safetensors"), states[2])

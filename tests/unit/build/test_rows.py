@@ -7,6 +7,7 @@ from typing import Any
 
 import datasets
 import pytest
+import tokenizers
 
 from drumline.build.rows import load_rows, tokenizer_name
 from drumline.config.schema import RunConfig
@@ -116,3 +117,18 @@ def test_the_tokenizer_is_the_models_own_unless_another_is_named(tmp_path: Path)
     assert tokenizer_name(recipe(tmp_path, "classification", NGRAMS, train=["a.csv"])) == "byte"
     assert tokenizer_name(recipe(tmp_path, "classification", pretrained, train=["a.csv"])) == "some/where"
     assert tokenizer_name(recipe(tmp_path, "classification", pretrained, train=["a.csv"], tokenizer="byte")) == "byte"
+
+
+def test_text_files_are_read_with_the_models_own_tokenizer_too(tmp_path: Path) -> None:
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<|endoftext|>": 0, "sea": 1, "whale": 2}, "sea"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    (tmp_path / "model").mkdir()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text("whale sea sea whale")
+    pretrained = {"kind": "huggingface", "path": str(tmp_path / "model")}
+    section = {"kind": "text", "train": [str(tmp_path / "a.txt")], "context": 2, "cache_dir": tmp_path / "cache"}
+    loaded = load_rows(recipe(tmp_path, "language_modelling", pretrained, **section))
+    assert loaded.facts.vocab_size == 3
+    assert loaded.train[0]["input_ids"].tolist() == [2, 1]
+    bytes_of = load_rows(recipe(tmp_path, "language_modelling", pretrained, **section, tokenizer="byte"))
+    assert bytes_of.facts.vocab_size == 257

@@ -81,7 +81,7 @@ def test_a_mistyped_key(tmp_path: Path, text: str, expected: str) -> None:
         ),
         (
             "train: {compile: true}",
-            "train.compile: wants none, whole or blocks, not true\n"
+            "train.compile: wants none, whole, blocks or auto, not true\n"
             "  fix: correct the value, or leave the key out: it is none then",
         ),
         ("train: {micro_batch: atuo}", "wants a whole number above 0 or auto, not 'atuo'\n  fix: did you mean auto?"),
@@ -117,7 +117,7 @@ def test_a_mistyped_key(tmp_path: Path, text: str, expected: str) -> None:
             "data: {kind: text, train: []}",
             "data.train: wants a list (each entry text or a section) with a length of at least 1, not a list of 0",
         ),
-        ("model: {kind: huggingface}", "model.path: is missing: a path\n  fix: add model.path"),
+        ("model: {kind: huggingface}", "model.path: is missing: text\n  fix: add model.path"),
     ],
 )
 def test_a_wrong_value(tmp_path: Path, text: str, expected: str) -> None:

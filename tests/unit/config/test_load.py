@@ -119,7 +119,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"data": RandomTokens(), "parallel": DdpParallel(find_unused="never"), "train": {"epochs": 1, "compile": "blocks"}},
     {"data": RecordData(train=["a", WeightedPaths(paths=["b"], weight=2)], columns={"label": "topic: x"})},
     {"train": {"optimizer": {"rules": [{"pattern": "*.bias", "freeze": True}]}, "schedule": {"options": {"a": [1]}}}},
-    {"model": HuggingFaceModel(path=Path("here")), "evaluate": {"every": 10, "early_stopping": {"mode": "max"}}},
+    {"model": HuggingFaceModel(path="here"), "evaluate": {"every": 10, "early_stopping": {"mode": "max"}}},
 ]
 
 

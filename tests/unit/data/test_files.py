@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import os
 from pathlib import Path
 
@@ -134,7 +135,7 @@ def test_pieces_are_the_text(tmp_path: Path, size: int) -> None:
 @pytest.mark.parametrize(
     "content, offset, byte",
     [
-        (b"caf\xe9 ", 3, "e9"),
+        (b"caf\xe9 \xc3\xa9", 3, "e9"),
         ("é日🙂".encode() + b"\xff", 9, "ff"),
         ("é日".encode() + "🙂".encode()[:3], 5, "f0"),
         (b"0123456789\xe6\x97x", 10, "e6"),
@@ -148,10 +149,26 @@ def test_offset_of_what_is_not_utf8(tmp_path: Path, content: bytes, offset: int,
         list(read_pieces(tmp_path / "bad.txt", size))
 
 
-def test_utf16_is_recognised(tmp_path: Path) -> None:
-    (tmp_path / "bad.txt").write_text("text", encoding="utf-16")
-    with pytest.raises(DataError, match=r"offset 0\n.*iconv -f UTF-16 -t UTF-8"):
-        list(read_pieces(tmp_path / "bad.txt"))
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32", "cp1252"])
+def test_text_is_read_in_the_encoding_that_its_bytes_tell(tmp_path: Path, encoding: str, size: int) -> None:
+    text = "a naïve café\r\n"
+    (tmp_path / "a.txt").write_bytes(text.encode(encoding))
+    assert "".join(read_pieces(tmp_path / "a.txt", size)) == text
+
+
+def test_utf16_that_is_cut_off(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("text".encode("utf-16")[:-1])
+    with pytest.raises(DataError, match="begins as UTF-16 text, and byte 0x74 at offset 8 is none"):
+        list(read_pieces(tmp_path / "a.txt"))
+
+
+def test_a_compressed_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress("é".encode()))
+    assert list(read_pieces(tmp_path / "a.txt.gz")) == ["é"]
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(bytes(1000))[:-9])
+    with pytest.raises(DataError, match=r"a\.txt\.gz is damaged"):
+        list(read_pieces(tmp_path / "a.txt.gz"))
 
 
 def test_file_that_went_away(tmp_path: Path) -> None:

@@ -56,6 +56,12 @@ def files(tmp_path: Path) -> Path:
 NAMES = {"text": "body", "label": "topic"}
 
 
+def test_one_column_alone_under_its_new_name(saved: Path) -> None:
+    rows = load_datasets(HuggingFaceData(path=str(saved), columns=NAMES)).train
+    assert rows.only("label")[4] == {"label": 1}
+    assert len(rows.only("label")) == 10
+
+
 @pytest.mark.parametrize("source", ["saved", "files"])
 def test_rows_of_both_splits_with_columns_renamed(source: str, request: pytest.FixtureRequest) -> None:
     path = str(request.getfixturevalue(source))

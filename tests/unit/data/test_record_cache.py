@@ -70,7 +70,8 @@ def test_the_schema_comes_with_the_cache(files: list[Path]) -> None:
 
 def test_bad_rows_are_written_aside(files: list[Path], tmp_path: Path) -> None:
     (tmp_path / "c.jsonl").write_bytes(
-        b'{"text": "x"}\n{"text": null, "label": 1}\n{"text": "\xe9", "label": 1}\n{"text": "\\ud800", "label": 1}\n'
+        b'{"text": "\xc3\xa4"}\n{"text": null, "label": 1}\n{"text": "\xe9", "label": 1}\n'
+        b'{"text": "\\ud800", "label": 1}\n'
         b'{"text": "x", "label": NaN}\n{"text": "x", "label": Infinity}\n{"text": "x", "label": 7, "\xe9": 1}\n'
     )
     rows, found = open_records(built([*files, tmp_path / "c.jsonl"], "text", "label"), {})
@@ -218,3 +219,37 @@ def test_what_killed_builds_left_is_removed_after_an_hour(files: list[Path], tmp
     built(files)
     assert not old.exists()
     assert new.exists(), "its file was written to just now"
+
+
+def test_encodings_are_counted_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.jsonl").write_bytes('{"text": "café"}\n'.encode())
+    (tmp_path / "b.jsonl").write_bytes('{"text": "café"}\n'.encode("cp1252"))
+    (tmp_path / "c.csv").write_bytes("text\ncafé\n".encode("utf-16"))
+    with caplog.at_level(logging.INFO):
+        rows = opened([tmp_path / name for name in ("a.jsonl", "b.jsonl", "c.csv")])
+    assert [rows[i] for i in range(3)] == [{"text": "café"}] * 3
+    assert rows.schema.encodings == {"UTF-8": 1, "Windows-1252": 1, "UTF-16": 1}
+    assert "b.jsonl is read as Windows-1252" in caplog.text
+    assert "a.jsonl is read" not in caplog.text
+
+
+def test_a_row_is_read_and_its_file_is_not_mapped(files: list[Path]) -> None:
+    rows = opened(files)
+    assert rows[19] == ROWS[19]
+    held = Path("/proc/self/maps").read_text()
+    assert f"{rows.folder}/starts.bin" in held
+    assert f"{rows.folder}/rows.jsonl" not in held
+    own = f"{rows.folder}/rows.jsonl"
+    assert own in open_files()
+    del rows
+    assert own not in open_files()
+
+
+def open_files() -> set[str]:
+    return {str(link.readlink()) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+
+
+def test_equal_rows_under_equal_names_have_one_key(files: list[Path]) -> None:
+    assert opened(files).content_key == opened(files).content_key
+    assert opened(files).content_key != opened(files[:1]).content_key
+    assert opened(files).content_key != opened(files, label="score").content_key

@@ -156,10 +156,17 @@ def test_a_damaged_compressed_file(tmp_path: Path, content: bytes) -> None:
         rows(tmp_path / "a.jsonl.gz", content)
 
 
-def test_utf_16_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is not UTF-8") as caught:
-        rows(tmp_path / "a.jsonl", '{"a": 1}\n'.encode("utf-16"))
-    assert "UTF-16" in caught.value.fix
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig", "cp1252"])
+def test_other_encodings(tmp_path: Path, encoding: str) -> None:
+    content = '{"text": "café"}\r\n{"text": "b"}\r\n{"text"\r\n'
+    found = rows(tmp_path / "a.jsonl", content.encode(encoding))
+    assert found[:2] == [(1, {"text": "café"}), (2, {"text": "b"})]
+    assert [line for line, _ in problems(found)] == [3]
+
+
+def test_utf_16_that_is_cut_off(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"a\.jsonl begins as UTF-16 and goes on as something else"):
+        rows(tmp_path / "a.jsonl", '{"a": 1}\n'.encode("utf-16")[:-1])
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a", "a.gz", "a.parquet.gz", "a.jsonl.zip", ".json"])

@@ -14,6 +14,7 @@ import pyarrow.parquet
 import pytest
 
 from drumline.data.record_files import read_rows
+from drumline.data.record_text import BadRow
 from drumline.errors import DataError, MissingExtra
 
 
@@ -44,6 +45,20 @@ def test_values_that_json_lacks_become_text_and_numbers(tmp_path: Path, caplog: 
     assert json.loads(json.dumps(first)) == first
     assert isinstance(second, dict) and set(second.values()) == {None}
     assert "columns of bytes are left out: image, raw" in caplog.text
+
+
+def test_rows_that_python_cannot_hold_are_bad_and_no_others(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    raw = pyarrow.array([b"a", b"caf\xe9", b"c", b"d"]).view(pyarrow.string())
+    at = pyarrow.array([0, 0, 2**62, 0]).cast(pyarrow.timestamp("us"))
+    pyarrow.parquet.write_table(pyarrow.table({"text": raw, "at": at}), path)
+    found = [row for _, row in read_rows(path, {})]
+    assert [row["text"] for row in found if isinstance(row, dict)] == ["a", "d"]
+    problems = [row.problem for row in found if isinstance(row, BadRow)]
+    assert problems == [
+        "it has a value that cannot be read: UnicodeDecodeError",
+        "it has a value that cannot be read: OverflowError",
+    ]
 
 
 @pytest.mark.parametrize("keep", [0, 10, -20])

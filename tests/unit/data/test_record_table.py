@@ -102,8 +102,18 @@ def test_headers(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="names 'text' twice"):
         rows(tmp_path / "a.csv", "text,text\na,b\n")
     with pytest.raises(DataError, match="the header is not UTF-8"):
-        rows(tmp_path / "a.csv", "größe,label\n1,2\n".encode("latin-1"))
+        rows(tmp_path / "a.csv", "größe,label\n1,".encode("latin-1") + "größe\n".encode())
 
 
 def test_compressed_tables(tmp_path: Path) -> None:
     assert rows(tmp_path / "a.tsv.gz", gzip.compress(b"text\tlabel\na, b\t1\n")) == [(2, {"text": "a, b", "label": 1})]
+
+
+def test_cells_with_zero_bytes_are_bad_rows(tmp_path: Path) -> None:
+    assert [
+        row.problem for _, row in rows(tmp_path / "a.csv", "text,label\na,1\n\0\0,\0\nb,2\n") if isinstance(row, BadRow)
+    ] == ["it has zero bytes in it"]
+
+
+def test_a_number_too_long_for_python_is_text(tmp_path: Path) -> None:
+    assert good(tmp_path / "a.csv", "n\n" + "9" * 5000 + "\n") == [{"n": "9" * 5000}]

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from drumline.data.schema import MAX_DISTINCT, Column, Schema, SchemaCounter, merged, renamed
+from drumline.data import schema as schema_module
+from drumline.data.schema import MAX_DISTINCT, Column, Schema, SchemaCounter, merged, renamed, shown_name, told_names
 from drumline.errors import DataError
 
 
@@ -89,3 +90,36 @@ def test_schemas_of_several_sources_add_up() -> None:
     assert merged([one]) is one
     unknown = Schema({"a": Column({"text": 1})}, 1)
     assert merged([one, unknown]).distinct("a") is None
+
+
+def test_encodings_of_several_sources_add_up() -> None:
+    one, two = (Schema({}, 1, encodings=counts) for counts in ({"UTF-8": 2}, {"UTF-8": 1, "UTF-16": 1}))
+    assert merged([one, two]).encodings == {"UTF-8": 3, "UTF-16": 1}
+    assert one.renamed({"a": "b"}).encodings == {"UTF-8": 2}
+
+
+def test_ever_new_columns_are_not_all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema_module, "MAX_COLUMNS", 3)
+    found = schema_of(*({"text": "x", f"column {i}": i} for i in range(10)))
+    assert list(found.columns) == ["text", "column 0", "column 1"]
+    assert found.columns["text"].types == {"text": 10}
+
+
+@pytest.mark.parametrize("name", ["label", "Product name (en)", "x" * 64, "日本語"])
+def test_names_are_shown(name: str) -> None:
+    assert shown_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["x" * 65, "my sister owes the bank nine thousand", "two\nlines"])
+def test_what_reads_like_a_text_is_not_shown(name: str) -> None:
+    assert shown_name(name) == f"(a name of {len(name)} characters)"
+    schema = schema_of({name: 1, "b": 2})
+    assert name not in schema.describe()
+    with pytest.raises(DataError) as caught:
+        schema.require(["text"], "data.train")
+    assert name not in str(caught.value)
+    assert "data.columns.text=b, for instance; a table begins with a line of names" in caught.value.fix
+
+
+def test_classes_have_names_that_can_be_told() -> None:
+    assert told_names(["spam", "my sister owes the bank nine thousand", "x" * 65]) == ("spam", "class 1", "class 2")

@@ -61,7 +61,7 @@ def test_sources_with_weights(folder: Path) -> None:
 
 def test_files_without_text_are_left_out_and_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / "train" / "pos" / "a.txt").write_text(" \n")
-    (folder / "train" / "pos" / "b.txt").write_bytes(b"caf\xe9")
+    (folder / "train" / "pos" / "b.txt").write_bytes(b"caf\xe9 \xc3\xa9")
     with caplog.at_level(logging.WARNING):
         splits = load_text_folders(TextFolders(train=[str(folder / "train")]))
     assert (splits.schema.num_rows, splits.schema.num_bad) == (4, 2)
@@ -71,7 +71,7 @@ def test_files_without_text_are_left_out_and_said(folder: Path, caplog: pytest.L
 def test_of_very_many_files_only_the_size_is_looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_folders, "MAX_READ", 0)
     (folder / "train" / "pos" / "a.txt").touch()
-    (folder / "train" / "pos" / "b.txt").write_bytes(b"caf\xe9")
+    (folder / "train" / "pos" / "b.txt").write_bytes(b"caf\xe9 \xc3\xa9")
     splits = load_text_folders(TextFolders(train=[str(folder / "train")]))
     assert (splits.schema.num_rows, splits.schema.num_bad) == (5, 1)
     with pytest.raises(DataError, match=r"b\.txt is not UTF-8 text"):

@@ -10,8 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from drumline.errors import ConfigError
 from drumline.models import chunked_loss
-from drumline.models.chunked_loss import chunked_cross_entropy, chunks
+from drumline.models.chunked_loss import Output, chunked_cross_entropy, chunked_token_losses, chunks
 from drumline.models.decoder import Decoder, DecoderShape
+from drumline.models.token_losses import Tail
 from drumline.tasks.language_modelling import LanguageModelling
 
 VOCABULARY, WIDTH = 50, 12
@@ -44,30 +45,79 @@ def gradients(loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
 
 def test_it_is_exact() -> None:
     x, weight, labels = problem()
-    loss, reference = chunked_cross_entropy(x, weight, labels).total, plain(x, weight, labels)
+    loss, reference = chunked_cross_entropy(x, Output(weight), labels).total, plain(x, weight, labels)
     assert loss.dtype == torch.float64
     torch.testing.assert_close(loss, reference, rtol=1e-12, atol=0)
     for found, expected in zip(gradients(loss, x, weight), gradients(reference, x, weight), strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
-def test_without_gradient_it_gives_the_hits_too() -> None:
+def test_without_gradient_it_tells_which_are_correct_too() -> None:
     x, weight, labels = problem()
     with torch.no_grad():
-        total, hits = chunked_cross_entropy(x, weight, labels)
         best = (x @ weight.t()).argmax(-1)
         labels[1, 5:] = best[1, 5:]
-        total, hits = chunked_cross_entropy(x, weight, labels)
+        total, correct = chunked_cross_entropy(x, Output(weight), labels)
+        _, among = chunked_cross_entropy(x, Output(weight), labels, torch.tensor([17, 3, 16, 3]))
     torch.testing.assert_close(total, plain(x, weight, labels).detach(), rtol=1e-12, atol=0)
-    assert int(hits) == int((best == labels).sum()) >= 5
+    assert correct is not None and among is not None
+    assert correct.equal(best == labels) and int(correct.sum()) >= 5
+    assert among.flatten().nonzero().flatten().tolist() == [16, 17]
     assert not total.requires_grad
+
+
+BIAS = torch.linspace(-1, 1, VOCABULARY, dtype=torch.float64)
+OUTPUTS = [(None, Tail()), (BIAS, Tail()), (BIAS, Tail(0.25)), (None, Tail(cap=3.0)), (BIAS, Tail(1.5, 4.0))]
+
+
+@pytest.mark.parametrize(("bias", "tail"), OUTPUTS)
+def test_bias_scale_and_cap(bias: Tensor | None, tail: Tail) -> None:
+    """As losses of their own, too, with factors that the loss does not know of."""
+    x, weight, labels = problem()
+    bias = None if bias is None else bias.clone().requires_grad_()
+    products = x @ weight.t() if bias is None else x @ weight.t() + bias
+    logits = products * tail.scale
+    logits = logits if tail.cap is None else tail.cap * torch.tanh(logits / tail.cap)
+    each = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none").view(labels.shape)
+    inputs = [x, weight] if bias is None else [x, weight, bias]
+    output, factors = Output(weight, bias, tail), torch.linspace(-2, 3, 10, dtype=torch.float64)
+    places = (labels != -100).flatten().nonzero().flatten().flip(0)
+    for found, expected in (
+        (chunked_cross_entropy(x, output, labels).total, each.sum()),
+        (chunked_cross_entropy(x, output, labels, places).total, each.sum()),
+        ((chunked_token_losses(x, output, labels) * factors).sum(), (each * factors).sum()),
+        ((chunked_token_losses(x, output, labels, places) * factors).sum(), (each * factors).sum()),
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        wanted = torch.autograd.grad(expected, inputs, retain_graph=True)
+        torch.testing.assert_close(torch.autograd.grad(found, inputs), wanted, rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        torch.testing.assert_close(chunked_cross_entropy(x, output, labels).total, each.sum(), rtol=1e-12, atol=0)
+
+
+def test_an_output_layer_that_is_not_trained_costs_no_product() -> None:
+    x, weight, labels = problem()
+    expected = torch.autograd.grad(plain(x, weight, labels), [x])
+    frozen = weight.detach()
+    with Products() as seen:
+        loss = chunked_cross_entropy(x, Output(frozen), labels).total
+    torch.testing.assert_close(torch.autograd.grad(loss, [x]), expected, rtol=1e-12, atol=1e-12)
+    assert seen.rows == 2 * labels.numel()
+
+
+def test_places_alone_cost_products() -> None:
+    x, weight, labels = problem()
+    places = (labels != -100).flatten().nonzero().flatten()
+    with Products() as seen:
+        chunked_cross_entropy(x.detach(), Output(weight), labels, places)
+    assert seen.rows == 3 * len(places) < 3 * labels.numel()
 
 
 @pytest.mark.parametrize(("dtype", "within"), [(torch.bfloat16, 0.02), (torch.float16, 0.005)])
 def test_products_are_autocasts_and_sums_are_float32(dtype: torch.dtype, within: float) -> None:
     x, weight, labels = problem(torch.float32)
     with torch.autocast("cpu", dtype):
-        loss = chunked_cross_entropy(x, weight, labels).total
+        loss = chunked_cross_entropy(x, Output(weight), labels).total
     reference = plain(x, weight, labels)
     assert loss.dtype == torch.float32
     assert float(loss.detach()) == pytest.approx(float(reference.detach()), rel=within)
@@ -79,7 +129,7 @@ def test_products_are_autocasts_and_sums_are_float32(dtype: torch.dtype, within:
 
 def test_no_labels_give_zero_and_zero_gradients() -> None:
     x, weight, labels = problem()
-    loss = chunked_cross_entropy(x, weight, torch.full_like(labels, -100)).total
+    loss = chunked_cross_entropy(x, Output(weight), torch.full_like(labels, -100)).total
     assert float(loss.detach()) == 0
     assert not any(bool(gradient.any()) for gradient in gradients(loss, x, weight))
 
@@ -90,6 +140,20 @@ def test_chunks_hold_whole_tiles_where_they_can(monkeypatch: pytest.MonkeyPatch)
     assert sizes == [256, 256, 88]
     monkeypatch.setattr(chunked_loss, "CHUNK_LOGITS", 3)
     assert [len(rows) for rows, _ in chunks(torch.zeros(2, 2), torch.zeros(2), VOCABULARY)] == [1, 1]
+
+
+class Products(TorchDispatchMode):
+    """Adds up the tokens of all products with [WIDTH, VOCABULARY] in them."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rows = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is torch.ops.aten.mm.default:
+            sizes = {*args[0].shape, *args[1].shape}
+            self.rows += min(*(sizes - {WIDTH, VOCABULARY}), 100)
+        return func(*args, **kwargs or {})
 
 
 class Largest(TorchDispatchMode):
@@ -109,7 +173,7 @@ class Largest(TorchDispatchMode):
 def test_never_all_logits_are_there() -> None:
     x, weight, labels = problem()
     with Largest() as seen:
-        chunked_cross_entropy(x, weight, labels).total.backward()
+        chunked_cross_entropy(x, Output(weight), labels).total.backward()
     assert seen.numel == weight.numel()
     with Largest() as seen:
         plain(x, weight, labels).backward()

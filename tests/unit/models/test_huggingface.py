@@ -53,14 +53,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_causal_model_comes_with_its_weights(folder: Path) -> None:
-    model = load_model(HuggingFaceModel(path=folder), "causal")
+    model = load_model(HuggingFaceModel(path=str(folder)), "causal")
     torch.manual_seed(0)
     saved = transformers.GPT2LMHeadModel(tiny_gpt2())
     assert torch.equal(model.eval()(input_ids=IDS).logits, saved.eval()(input_ids=IDS).logits)
 
 
 def test_it_is_ready_to_train(folder: Path) -> None:
-    model: Any = load_model(HuggingFaceModel(path=folder), "causal")
+    model: Any = load_model(HuggingFaceModel(path=str(folder)), "causal")
     assert model.training
     assert model.config.use_cache is False
     assert model.config._attn_implementation == "sdpa"
@@ -69,13 +69,13 @@ def test_it_is_ready_to_train(folder: Path) -> None:
 def test_weights_saved_in_bfloat16_are_trained_in_float32(folder: Path) -> None:
     transformers.GPT2LMHeadModel(tiny_gpt2()).bfloat16().save_pretrained(folder)
     for random in (False, True):
-        model = load_model(HuggingFaceModel(path=folder, random_weights=random), "causal")
+        model = load_model(HuggingFaceModel(path=str(folder), random_weights=random), "causal")
         assert {weight.dtype for weight in model.parameters()} == {torch.float32}
 
 
 def test_random_weights_take_the_shape_and_the_seed_only(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
-    config = HuggingFaceModel(path=folder, random_weights=True)
+    config = HuggingFaceModel(path=str(folder), random_weights=True)
     torch.manual_seed(5)
     first = load_model(config, "causal")
     torch.manual_seed(5)
@@ -86,7 +86,7 @@ def test_random_weights_take_the_shape_and_the_seed_only(folder: Path) -> None:
 
 
 def test_a_classifier_gets_a_new_head_and_a_padding_token(folder: Path) -> None:
-    model: Any = load_model(HuggingFaceModel(path=folder), "sequence_classification", 5)
+    model: Any = load_model(HuggingFaceModel(path=str(folder)), "sequence_classification", 5)
     assert (model.config.num_labels, model.config.pad_token_id) == (5, 39)
     assert model(input_ids=IDS).logits.shape == (2, 5)
     saved = transformers.GPT2LMHeadModel.from_pretrained(folder)
@@ -96,9 +96,9 @@ def test_a_classifier_gets_a_new_head_and_a_padding_token(folder: Path) -> None:
 def test_a_classifiers_head_is_replaced_only_for_another_number_of_labels(tmp_path: Path) -> None:
     saved = transformers.BertForSequenceClassification(tiny_bert())
     saved.save_pretrained(tmp_path)
-    kept: Any = load_model(HuggingFaceModel(path=tmp_path), "sequence_classification")
+    kept: Any = load_model(HuggingFaceModel(path=str(tmp_path)), "sequence_classification")
     assert torch.equal(kept.classifier.weight, saved.classifier.weight)
-    replaced: Any = load_model(HuggingFaceModel(path=tmp_path), "sequence_classification", 7)
+    replaced: Any = load_model(HuggingFaceModel(path=str(tmp_path)), "sequence_classification", 7)
     assert replaced.classifier.weight.shape == (7, 8)
     assert torch.equal(replaced.bert.pooler.dense.weight, saved.bert.pooler.dense.weight)
 
@@ -106,47 +106,47 @@ def test_a_classifiers_head_is_replaced_only_for_another_number_of_labels(tmp_pa
 def test_a_body_without_pooling_layer_still_becomes_a_classifier(tmp_path: Path) -> None:
     saved = transformers.BertForMaskedLM(tiny_bert())
     saved.save_pretrained(tmp_path)
-    model: Any = load_model(HuggingFaceModel(path=tmp_path), "sequence_classification")
+    model: Any = load_model(HuggingFaceModel(path=str(tmp_path)), "sequence_classification")
     words = "embeddings.word_embeddings.weight"
     assert torch.equal(model.bert.get_parameter(words), saved.bert.get_parameter(words))
 
 
 def test_a_list_of_end_tokens_gives_its_first_as_padding(folder: Path) -> None:
     change_config(folder, eos_token_id=[37, 39])
-    model: Any = load_model(HuggingFaceModel(path=folder, random_weights=True), "sequence_classification")
+    model: Any = load_model(HuggingFaceModel(path=str(folder), random_weights=True), "sequence_classification")
     assert model.config.pad_token_id == 37
 
 
 def test_a_classifier_without_padding_and_end_token_is_refused(folder: Path) -> None:
     change_config(folder, eos_token_id=None)
     with pytest.raises(ConfigError, match="set pad_token_id"):
-        load_model(HuggingFaceModel(path=folder, random_weights=True), "sequence_classification")
+        load_model(HuggingFaceModel(path=str(folder), random_weights=True), "sequence_classification")
 
 
 @pytest.mark.parametrize("name", ["absent", "."])
 def test_a_folder_that_holds_no_model_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ConfigError, match="no Hugging Face folder"):
-        load_model(HuggingFaceModel(path=tmp_path / name), "causal")
+        load_model(HuggingFaceModel(path=str(tmp_path / name)), "causal")
 
 
 def test_a_folder_without_weights_is_refused_with_the_way_out(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"model\.random_weights"):
-        load_model(HuggingFaceModel(path=folder), "causal")
+        load_model(HuggingFaceModel(path=str(folder)), "causal")
 
 
 def test_a_file_cut_short_is_refused(folder: Path) -> None:
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(ConfigError, match="could not be loaded as causal"):
-        load_model(HuggingFaceModel(path=folder), "causal")
+        load_model(HuggingFaceModel(path=str(folder)), "causal")
 
 
 @pytest.mark.parametrize("head", ["causal", "sequence_classification", "embedding"])
 def test_another_models_weights_are_never_replaced_by_random_ones(folder: Path, head: Any) -> None:
     change_config(folder, **tiny_bert().to_diff_dict())
     with pytest.raises(ConfigError, match="lacks"):
-        load_model(HuggingFaceModel(path=folder), head)
+        load_model(HuggingFaceModel(path=str(folder)), head)
 
 
 def tiny_t5(**changes: Any) -> Any:
@@ -162,7 +162,7 @@ def tiny_vit() -> Any:
 
 def test_a_sequence_to_sequence_model_makes_its_decoders_inputs(tmp_path: Path) -> None:
     transformers.T5ForConditionalGeneration(tiny_t5()).save_pretrained(tmp_path)
-    model: Any = load_model(HuggingFaceModel(path=tmp_path), "sequence_to_sequence").eval()
+    model: Any = load_model(HuggingFaceModel(path=str(tmp_path)), "sequence_to_sequence").eval()
     assert model.config.use_cache is False
     labels = torch.tensor([[5, 6, 1], [7, 1, -100]])
     scores = SequenceToSequence(40).forward(model, {"input_ids": IDS, "labels": labels})
@@ -174,13 +174,13 @@ def test_a_model_that_cannot_begin_a_target_is_refused(tmp_path: Path) -> None:
     transformers.T5ForConditionalGeneration(tiny_t5()).save_pretrained(tmp_path)
     change_config(tmp_path, decoder_start_token_id=None)
     with pytest.raises(ConfigError, match="what token a target begins with"):
-        load_model(HuggingFaceModel(path=tmp_path), "sequence_to_sequence")
+        load_model(HuggingFaceModel(path=str(tmp_path)), "sequence_to_sequence")
 
 
 def test_an_image_classifier_gets_a_new_head(tmp_path: Path) -> None:
     saved = transformers.ViTForImageClassification(tiny_vit())
     saved.save_pretrained(tmp_path)
-    model: Any = load_model(HuggingFaceModel(path=tmp_path), "image_classification", 5)
+    model: Any = load_model(HuggingFaceModel(path=str(tmp_path)), "image_classification", 5)
     assert model(pixel_values=torch.zeros(2, 3, 8, 8)).logits.shape == (2, 5)
     assert torch.equal(model.vit.embeddings.cls_token, saved.vit.embeddings.cls_token)
 
@@ -188,9 +188,9 @@ def test_an_image_classifier_gets_a_new_head(tmp_path: Path) -> None:
 def test_a_masked_models_body_classifies_tokens(tmp_path: Path) -> None:
     saved = transformers.BertForMaskedLM(tiny_bert())
     saved.save_pretrained(tmp_path)
-    masked: Any = load_model(HuggingFaceModel(path=tmp_path), "masked")
+    masked: Any = load_model(HuggingFaceModel(path=str(tmp_path)), "masked")
     assert masked(input_ids=IDS).logits.shape == (2, 6, 40)
-    model: Any = load_model(HuggingFaceModel(path=tmp_path), "token_classification", 4)
+    model: Any = load_model(HuggingFaceModel(path=str(tmp_path)), "token_classification", 4)
     assert model(input_ids=IDS).logits.shape == (2, 6, 4)
     words = "embeddings.word_embeddings.weight"
     assert torch.equal(model.bert.get_parameter(words), saved.bert.get_parameter(words))
@@ -199,7 +199,7 @@ def test_a_masked_models_body_classifies_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [transformers.BertModel, transformers.BertForMaskedLM])
 def test_an_embedding_is_the_mean_over_what_is_no_padding(tmp_path: Path, kind: Any) -> None:
     kind(tiny_bert()).save_pretrained(tmp_path)
-    model: Any = load_model(HuggingFaceModel(path=tmp_path), "embedding")
+    model: Any = load_model(HuggingFaceModel(path=str(tmp_path)), "embedding")
     assert model.training and model.config.hidden_size == 8
     model.eval()
     short = model(IDS[:, :4])
@@ -266,3 +266,72 @@ def test_learned_positions_are_told_from_rotary_ones() -> None:
     assert learned_positions(transformers.GPT2LMHeadModel(tiny_gpt2())) == 16
     assert learned_positions(transformers.OPTForCausalLM(opt)) == 24
     assert learned_positions(transformers.LlamaForCausalLM(llama)) is None
+
+
+def test_weights_may_be_kept_in_bfloat16(folder: Path) -> None:
+    for random in (False, True):
+        section = HuggingFaceModel(path=str(folder), weights="bfloat16", random_weights=random)
+        model = load_model(section, "causal")
+        assert {weight.dtype for weight in model.parameters()} == {torch.bfloat16}
+    model = load_model(HuggingFaceModel(path=str(folder), weights="bfloat16"), "causal")
+    saved = transformers.GPT2LMHeadModel.from_pretrained(folder)
+    assert torch.equal(model.get_parameter("transformer.wte.weight"), saved.transformer.wte.weight.bfloat16())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_tied_weights_are_one_and_others_two(tmp_path: Path, tied: bool) -> None:
+    transformers.GPT2LMHeadModel(tiny_gpt2(tie_word_embeddings=tied)).save_pretrained(tmp_path)
+    for values in (False, True):
+        model: Any = load_model(HuggingFaceModel(path=str(tmp_path)), "causal", values=values)
+        assert (model.lm_head.weight is model.transformer.wte.weight) == tied
+
+
+@pytest.mark.parametrize("head", ["causal", "sequence_classification", "embedding"])
+def test_without_values_it_is_the_same_model_on_the_meta_device(folder: Path, head: Head) -> None:
+    section = HuggingFaceModel(path=str(folder), weights="bfloat16")
+    labels = 5 if head == "sequence_classification" else None
+    full, empty = (load_model(section, head, labels, values=values) for values in (True, False))
+    (folder / "model.safetensors").unlink()
+    again = load_model(section, head, labels, values=False)
+    assert type(again) is type(empty) is type(full)
+    for given in (empty, again):
+        assert all(each.is_meta for each in (*given.parameters(), *given.buffers()))
+        assert [(name, p.shape, p.dtype) for name, p in given.named_parameters()] == [
+            (name, p.shape, p.dtype) for name, p in full.named_parameters()
+        ]
+        assert [name for name, _ in given.named_buffers()] == [name for name, _ in full.named_buffers()]
+
+
+@pytest.mark.parametrize(("asked", "given"), [("auto", "sdpa"), ("varlen", "sdpa"), ("eager", "eager")])
+def test_the_kind_of_attention(folder: Path, asked: Any, given: str) -> None:
+    model: Any = load_model(HuggingFaceModel(path=str(folder), attention=asked), "causal")
+    assert model.config._attn_implementation == given
+
+
+def test_a_kind_of_attention_that_cannot_be_had_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.attention flash_attention_2 .*not installed: FlashAttention"):
+        load_model(HuggingFaceModel(path=str(folder), attention="flash_attention_2"), "causal")
+
+
+def test_code_that_comes_with_a_model_runs_only_where_it_is_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    (tmp_path / "shape.py").write_text(
+        "from transformers import GPT2Config\n\n\nclass MyConfig(GPT2Config):\n    model_type = 'my_gpt2'\n"
+    )
+    (tmp_path / "network.py").write_text(
+        "from transformers import GPT2LMHeadModel\n\nfrom .shape import MyConfig\n\n\n"
+        "class MyModel(GPT2LMHeadModel):\n    config_class = MyConfig\n    is_mine = True\n"
+    )
+    transformers.GPT2LMHeadModel(tiny_gpt2()).save_pretrained(tmp_path)
+    change_config(
+        tmp_path,
+        model_type="my_gpt2",
+        auto_map={"AutoConfig": "shape.MyConfig", "AutoModelForCausalLM": "network.MyModel"},
+    )
+    with pytest.raises(ConfigError, match=r"(?s)comes with code.*\n  fix: .*model\.trust_remote_code"):
+        load_model(HuggingFaceModel(path=str(tmp_path)), "causal")
+    model: Any = load_model(HuggingFaceModel(path=str(tmp_path), trust_remote_code=True), "causal")
+    assert model.is_mine

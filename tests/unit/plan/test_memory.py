@@ -44,6 +44,7 @@ def test_facts_go_through_json() -> None:
     [
         ({}, 16),
         ({"optimizer": {"state_precision": "bf16"}}, 12),
+        ({"optimizer": {"state_precision": "int8"}}, 10.125),
         ({"optimizer": {"name": "sgd"}}, 8),
         ({"optimizer": {"name": "sgd", "momentum": 0.9}}, 12),
         ({"averaging": {}}, 20),

@@ -1,0 +1,204 @@
+"""What is computed how, where the recipe leaves it open: kinds of attention and the compiler, tried out on a GPU."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from torch import Tensor, nn
+
+from drumline.config.model import HuggingFaceModel
+from drumline.config.schema import RunConfig
+from drumline.data.loader import LoaderOptions, Piece, RowLoader
+from drumline.data.seeds import ROWS
+from drumline.data.source import Source
+from drumline.engine.device_memory import device_memory
+from drumline.engine.ending import with_causes
+from drumline.engine.preflight import one_shape, traceless, uncompiled
+from drumline.engine.process import empty_cache
+from drumline.engine.recover import finds_no_memory
+from drumline.models.attention_choice import Attention, candidates, set_attention
+from drumline.parallel.compile import compiled_blocks, run_as_written
+from drumline.parallel.groups import Groups
+from drumline.parallel.strategy import MicroBatch, Strategy, Task
+from drumline.plan.record import Plan
+
+logger = logging.getLogger("drumline")
+
+WARM_UP, TIMED = 2, 3
+"""Passes that are thrown away, in which kernels are chosen and code is compiled, and passes whose median counts."""
+FASTER = 0.97
+"""Share of the time of the one before it that makes another kind the better one; less is what one run differs from
+the next."""
+MOST_TOKENS = 2**14
+"""Of a batch that is tried: enough to fill a GPU, and little of its memory."""
+SHORT_RUN_S = 60.0
+"""A run that takes less without the compiler is over before the compiler has paid for itself."""
+
+
+@dataclass
+class Choices:
+    """What was chosen, for an event `choices`; nothing where nothing was open."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+
+    def note(self, what: str, chosen: str, seconds: Mapping[str, float | None], why: str) -> None:
+        """Keep one choice; seconds None: it does not work, or memory ran out."""
+        times = {name: None if each is None else round(each, 6) for name, each in seconds.items()}
+        self.facts[what] = {"chosen": chosen, "seconds": times, "reason": why}
+        self.messages.append(f"{what}: {chosen} ({why})")
+
+
+@dataclass
+class Trials:
+    """Passes of one batch on all ranks together: how long they take the slowest."""
+
+    strategy: Strategy
+    groups: Groups
+    micro_batches: Sequence[MicroBatch]
+
+    def seconds(self) -> float | None:
+        """The median of some passes, the longest of all ranks; None where a pass failed on one of them.
+
+        What fails is the choice that is tried, unless all choices do: then the run itself will say why.
+        """
+        mine: float | None = None
+        try:
+            mine = median([self.strategy.trial(self.micro_batches) for _ in range(WARM_UP + TIMED)][WARM_UP:])
+        except Exception as error:
+            # Where a forward pass is a collective, the others are stuck in it: no choice is worth that.
+            if self.strategy.forwards_together and self.groups.world.size > 1:
+                raise
+            logger.info("a choice is not taken: %s: %s", type(error).__name__, str(error).partition("\n")[0])
+            if not finds_no_memory(error):
+                logger.debug("it failed", exc_info=True)
+            for each in with_causes(error):
+                traceback.clear_frames(each.__traceback__)
+        if mine is None:
+            gc.collect()
+            empty_cache()
+        answers = self.groups.side.exchange("seconds of a pass", mine)
+        return None if None in answers else max(answers)
+
+
+def make_choices(
+    strategy: Strategy, model: nn.Module, source: Source, task: Task, config: RunConfig, plan: Plan, groups: Groups
+) -> Choices:
+    """Choose the kind of attention where model.attention is auto, and whether to compile where train.compile is.
+
+    On a GPU only, before the size of a pass is looked for. All ranks call it, after the strategy is set up; but for the
+    choices the model is as before.
+    """
+    choices, blocks = Choices(), compiled_blocks(model) if config.train.compile == "auto" else []
+    memory, settings = device_memory(groups, config), config.model
+    attends = isinstance(settings, HuggingFaceModel) and settings.attention == "auto"
+    if memory is None or source.is_stream or config.train.deterministic or plan.kind == "data_parallel":
+        run_as_written(blocks)  # what is measured differs from run to run, and what is read once cannot be tried
+        return choices
+    if not (blocks or attends):
+        return choices
+    with traceless(model, groups, memory):
+        batch = some_rows(source, task, config, plan, one=strategy.forwards_together)
+        trials = Trials(strategy, groups, [batch])
+        if attends:
+            assert isinstance(settings, HuggingFaceModel)
+            packed = isinstance(batch.batch, Mapping) and "cu_seqlens" in batch.batch
+            names = candidates(model, settings, packed=packed)
+            agreed = groups.side.exchange("kinds of attention", names)
+            names = [name for name in names if all(name in each for each in agreed)]
+            choose_attention(model, names, trials, choices)
+        if blocks:
+            choose_compile(blocks, trials, choices, passes_of(plan, batch))
+            if batch.samples != plan.micro_batch:
+                forget_shapes()
+    for message in choices.messages:
+        logger.info("%s", message)
+    return choices
+
+
+def choose_attention(model: nn.Module, names: Sequence[Attention], trials: Trials, choices: Choices) -> None:
+    """Set the quickest of these kinds, in uncompiled passes; the first one where it is the only one."""
+    if len(names) < 2:
+        if names:
+            set_attention(model, names[0])
+        return
+    seconds: dict[str, float | None] = {}
+    for name in names:
+        set_attention(model, name)
+        with uncompiled():
+            seconds[name] = trials.seconds()
+    chosen = quickest(seconds)
+    for name in names:
+        if name == chosen:
+            set_attention(model, name)
+    choices.note("attention", chosen, seconds, f"auto: {described(seconds)}")
+
+
+def choose_compile(blocks: Sequence[nn.Module], trials: Trials, choices: Choices, passes: float | None) -> None:
+    """Leave blocks compiled where that is quicker, and the run long enough; passes: as the tried one, in all of it."""
+    with uncompiled():
+        written = trials.seconds()
+    seconds: dict[str, float | None] = {"none": written}
+    if written is not None and passes is not None and written * passes < SHORT_RUN_S:
+        why = f"auto: the run takes about {written * passes:.0f} s without the compiler, which takes nearly as long"
+        chosen = "none"
+    else:
+        with one_shape():
+            seconds["blocks"] = trials.seconds()
+        chosen = quickest(seconds)
+        why = f"auto: {described(seconds)}"
+    if chosen == "none":
+        run_as_written(blocks)
+    choices.note("compile", chosen, seconds, why)
+
+
+def forget_shapes() -> None:
+    """Drop compiled code: after a size that the run never has, the run's own would be compiled for any size."""
+    import torch._dynamo as dynamo  # slow to import, and not needed where nothing is compiled
+
+    dynamo.reset()
+
+
+def quickest(seconds: Mapping[str, float | None]) -> str:
+    """Pure: the first kind, unless a later one is noticeably quicker; kinds that failed are none, unless all are."""
+    names = list(seconds)
+    best = names[0]
+    for name in names[1:]:
+        mine, other = seconds[name], seconds[best]
+        if mine is not None and (other is None or mine < FASTER * other):
+            best = name
+    return best
+
+
+def described(seconds: Mapping[str, float | None]) -> str:
+    """In words: 'varlen 12.1 ms a pass, sdpa 30.4 ms'."""
+    times = [f"{name} {'failed' if each is None else f'{1000 * each:.3g} ms'}" for name, each in seconds.items()]
+    return f"{', '.join(times)} a pass"
+
+
+def passes_of(plan: Plan, batch: MicroBatch) -> float | None:
+    """How many passes of such a batch a shard makes in the whole run; None where its length is not known."""
+    if plan.steps is None:
+        return None
+    return plan.steps * plan.global_batch / plan.num_shards / max(1, batch.samples)
+
+
+def some_rows(source: Source, task: Task, config: RunConfig, plan: Plan, *, one: bool) -> MicroBatch:
+    """Rows of the first update as a micro-batch has them, at most MOST_TOKENS in all, read in this process; or one."""
+    order = source.epoch_order(config.seed, 0, shuffle=config.train.shuffle)
+    loader = RowLoader(source, task, LoaderOptions())
+
+    def read(count: int) -> MicroBatch:
+        return loader.read_one(Piece((ROWS, config.seed, 0, 0), order[:count].tolist()))
+
+    first = read(1)
+    ids = first.batch.get("input_ids") if isinstance(first.batch, Mapping) else None
+    if one or not isinstance(ids, Tensor):
+        return first
+    return read(max(1, min(plan.micro_batch, plan.global_batch, MOST_TOKENS // max(1, ids.numel()))))

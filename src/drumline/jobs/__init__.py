@@ -1,0 +1,1 @@
+"""Jobs: work that is asked for from a program, and done by processes of its own."""

