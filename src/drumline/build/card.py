@@ -31,7 +31,7 @@ _PLACES = frozenset({"path", "cache_dir", "token_variable", "tokenizer", "file",
 """Settings of model and data that name places on the machine, or that another table has."""
 _METRICS_LEFT_OUT = frozenset({"kind", "step", "epoch", "time", "elapsed_s", "count"})
 _JOULES_A_KWH = 3.6e6
-_COUNTS = {"rows": "rows", "tokens": "tokens", "duplicates": "duplicates"}
+_COUNTS = {"rows": "rows", "duplicates": "duplicates"}
 
 
 def write_card(trained: Trained, base: Path | None, out: Path, *, adapter: bool) -> None:
@@ -97,6 +97,8 @@ def data_table(trained: Trained, records: RunRecords) -> Table:
             continue
         numbers = [f"{number(told[key])} {word}" for key, word in _COUNTS.items() if number(told.get(key))]
         lengths = as_mapping(told.get("tokens"))
+        if lengths.get("total"):
+            numbers.append(f"{number(lengths['total'])} tokens")
         if lengths.get("num_cut"):
             numbers.append(f"{number(lengths['num_cut'])} texts cut to the context")
         if told.get("bad_rows"):

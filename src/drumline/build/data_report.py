@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from drumline.build.language import preference_features
 from drumline.build.rows import Loaded
 from drumline.config.schema import RunConfig
 from drumline.data.cache import TokenFile
@@ -194,6 +195,8 @@ def _measure(config: RunConfig, loaded: Loaded) -> Measure | None:
         return lambda record: tuple(
             len(tokenizer.encode_row(text_of(record, role), None, _UNCUT).ids) for role in roles
         )
+    if task == "preference":
+        return preference_features(loaded).lengths
     if loaded.form is not None:
         return None
 

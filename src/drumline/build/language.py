@@ -84,7 +84,7 @@ def row_features(config: RunConfig, loaded: Loaded) -> LearnedTokens:
     )
 
 
-def preference_features(loaded: Loaded) -> Features:
+def preference_features(loaded: Loaded) -> PreferenceFeatures:
     """What turns a record of preferences into two rows."""
     assert loaded.tokenizer is not None and loaded.facts.context is not None
     return PreferenceFeatures(loaded.tokenizer, loaded.template, loaded.facts.context)

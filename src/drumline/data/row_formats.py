@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from drumline.data.chat import is_messages
+from drumline.data.schema import shown_name
 from drumline.errors import DataError
 
 Format = Literal["text", "chat", "prompt_completion", "preference"]
@@ -88,7 +89,7 @@ def _extras(form: _Form) -> tuple[str, ...]:
 
 
 def _unclear(names: Sequence[str], fitting: Sequence[_Form], asked: str, where: str) -> DataError:
-    shown = ", ".join(map(repr, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
+    shown = ", ".join(repr(shown_name(name)) for name in names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
     if fitting:
         found = "; or ".join(f"{form.kind} ({' and '.join(form.columns)}: {form.what})" for form in fitting)
         return DataError(
@@ -105,7 +106,7 @@ def _unclear(names: Sequence[str], fitting: Sequence[_Form], asked: str, where: 
         )
     known = "; ".join(f"{' and '.join(form.columns)} ({form.what})" for form in forms)
     wanted = forms[-1].columns[-1]
-    near = names[0] if names else "COLUMN"
+    near = shown_name(names[0]) if names else "COLUMN"
     return DataError(
         f"{where}: the columns are {shown}, and no row format that is known has those: {known}",
         f"say which of yours is which: --set data.columns.{wanted}={near}, for instance",
