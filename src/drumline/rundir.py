@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import glob
 import json
 import logging
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -137,6 +139,24 @@ def write_atomic(path: Path, data: str | bytes) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def remove_unfinished(out: Path) -> None:
+    """Remove what processes that have ended left beside a folder that they did not come to finish: `.NAME.PID.tmp`."""
+    for left in out.absolute().parent.glob(f".{glob.escape(out.name)}.*.tmp"):
+        number = left.name.split(".")[-2]
+        if number.isdigit() and not _is_alive(int(number)):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def sync_directory(path: Path) -> None:

@@ -1,7 +1,7 @@
 """Stands in for `drumline finetune|train|export` where a test is about who starts them: the same files, no torch.
 
 The model's name says what happens: quick, long (until SIGTERM, on which it is saved), deaf (to SIGTERM), early
-(until SIGTERM, before there is a run), bad (a bad request), failing.
+(until SIGTERM, before there is a run), bad (a bad request), failing, slow export.
 """
 
 from __future__ import annotations
@@ -70,7 +70,14 @@ def main(command: str, *arguments: str) -> int:
         run.exit.unlink()
         return train(run, "quick")
     assert command == "export"
-    Path(arguments[1]).mkdir()
+    run, out = RunDir(Path(arguments[0])), Path(arguments[1])
+    if "slow export" in run.config.read_text():
+        (out.parent / "exporting").touch()
+        time.sleep(0.2)
+    if out.exists():
+        print(f"error: {out} exists already\n  fix: name another", file=sys.stderr)
+        return 2
+    out.mkdir()
     return 0
 
 

@@ -118,7 +118,7 @@ def test_processes_are_asked_for_by_the_world_size(service: FineTuningService) -
     asked = [json.loads(training.run.config.read_text()) for training in service.trainings()]
     one, several = sorted(asked, key=lambda each: len(each["data"]))
     assert (several["data"], several["settings"]["hardware.num_processes"]) == (["a.jsonl", "b.jsonl"], "4")
-    assert set(one["settings"]) == {"run_dir"}
+    assert set(one["settings"]) == {"run_dir", "data.cache_dir"}
 
 
 def test_several_train_at_once_and_the_loop_goes_on_meanwhile(service: FineTuningService) -> None:
@@ -258,6 +258,47 @@ def test_one_that_was_killed_is_told_so(service: FineTuningService) -> None:
     result, facts, training = run(work())
     assert (result.success, result.status, facts.state) == (False, "killed", "killed")
     assert group_of(training) == []
+
+
+def test_two_services_that_wait_for_one_training_get_one_model(service: FineTuningService) -> None:
+    async def work() -> Any:
+        training_id = await service.start("slow export", "a.jsonl")
+        return await asyncio.gather(service.wait(training_id), FineTuningService(service.folder).wait(training_id))
+
+    first, second = run(work())
+    assert (first.success, second.success) == (True, True)
+    assert first.model_path == second.model_path
+
+
+def test_a_task_that_is_cancelled_while_its_model_is_written_takes_no_other_along(service: FineTuningService) -> None:
+    async def work() -> Any:
+        cancelled = asyncio.create_task(service.finetune_model("slow export", "a.jsonl"))
+        [training] = await reached(service)
+        other = asyncio.create_task(service.wait(training.training_id))
+        while not (training.folder / "exporting").exists():
+            await asyncio.sleep(0.02)
+        cancelled.cancel()
+        return await other
+
+    result = run(work())
+    assert result.success
+    assert result.model_path is not None and result.model_path.is_dir()
+
+
+def test_what_an_earlier_attempt_said_is_not_told_of_the_next(service: FineTuningService) -> None:
+    async def work() -> Any:
+        with pytest.raises(LaunchError, match="it is NaN"):
+            await service.finetune_model("failing", "a.jsonl")
+        [training] = service.trainings()
+        training.log.write_text("error: it is NaN\n  fix: lower the rate\n")
+        await service.resume(training.training_id)
+        result = await service.wait(training.training_id)
+        return result, training
+
+    result, training = run(work())
+    assert result.success
+    assert "NaN" not in training.log.read_text()
+    assert "NaN" in training.log.with_suffix(".before.log").read_text()
 
 
 def test_gpu_stats_have_what_a_service_tells(service: FineTuningService) -> None:

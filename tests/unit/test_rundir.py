@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from drumline.errors import ConfigError, DrumlineError, MissingExtra, RunDirExists
-from drumline.rundir import LineWriter, Lock, RunDir, keep_lines, read_json, read_lines, write_atomic, write_json
+from drumline.rundir import (
+    LineWriter,
+    Lock,
+    RunDir,
+    keep_lines,
+    read_json,
+    read_lines,
+    remove_unfinished,
+    write_atomic,
+    write_json,
+)
 
 
 def test_a_directory_is_its_owners_and_is_made_once(tmp_path: Path) -> None:
@@ -98,3 +110,14 @@ def test_errors_say_what_to_do_and_travel_between_processes() -> None:
         assert (type(copy), str(copy), copy.exit_status) == (type(error), str(error), 2)
     assert str(ConfigError("a is wrong", "mend a")) == "a is wrong\n  fix: mend a"
     assert DrumlineError("x", "y").exit_status == 1
+
+
+def test_what_a_dead_process_left_beside_a_folder_goes(tmp_path: Path) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    left, kept = tmp_path / f".out.{child.pid}.tmp", tmp_path / f".out.{os.getpid()}.tmp"
+    other = tmp_path / f".another.{child.pid}.tmp"
+    for folder in (left, kept, other):
+        folder.mkdir()
+    remove_unfinished(tmp_path / "out")
+    assert sorted(tmp_path.iterdir()) == sorted([kept, other])

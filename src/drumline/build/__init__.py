@@ -13,6 +13,7 @@ from drumline.build.data_report import data_report, tell_report
 from drumline.build.features import prepare
 from drumline.build.models import make_model, make_task
 from drumline.build.rows import Loaded, load_rows
+from drumline.config.changes import with_global_batch
 from drumline.config.combinations import combination_problems
 from drumline.config.model import PythonModel
 from drumline.config.problem import refuse
@@ -23,7 +24,7 @@ from drumline.engine.trainer import Options, Trainer
 from drumline.errors import ConfigError
 from drumline.launcher.world import detect_world
 from drumline.models.python_file import DataFacts, ModelFile, load_file
-from drumline.rundir import LineWriter, RunDir, read_lines
+from drumline.rundir import LineWriter, RunDir, read_json, read_lines
 
 logger = logging.getLogger("drumline.build")
 
@@ -41,12 +42,27 @@ class Built:
 
 def build_trainer(config: RunConfig, run: RunDir) -> Trainer:
     """The trainer of a recipe. Raises ConfigError and DataError before any process group exists."""
-    built = build_parts(config)
+    built = build_parts(bound(config, run))
     if built.loaded is not None and detect_world().rank == 0:
         tell(built.loaded, run)
         report_data(config, built, run)
     built.options["run"] = run
     return Trainer(built.model, config, built.train, **built.options)
+
+
+def bound(config: RunConfig, run: RunDir) -> RunConfig:
+    """A config whose batch is stated for each GPU, with the global batch that the run has.
+
+    Which rows meet in an update goes by it, and must be the same after a restart with fewer GPUs.
+    """
+    train = config.train
+    if train.batch_size_per_gpu is None:
+        return config
+    if run.plan.exists():
+        return with_global_batch(config, int(read_json(run.plan)["global_batch"]))
+    return with_global_batch(
+        config, train.batch_size_per_gpu * (train.gradient_accumulation_steps or 1) * detect_world().size
+    )
 
 
 def build_parts(config: RunConfig, *, device: str = "cpu") -> Built:

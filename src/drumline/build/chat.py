@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from typing import IO, Any
 
 from drumline.build.speaker import Speaker, load_speaker
 from drumline.errors import DrumlineError
+from drumline.launcher.processes import die_with_parent
 from drumline.models.writing import Wishes
 
 Say = Callable[[dict[str, Any]], None]
@@ -100,4 +102,5 @@ def main(source: str, options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
+    die_with_parent(signal.SIGKILL, os.getppid())  # whoever asks may be killed
     main(sys.argv[1], json.loads(sys.argv[2]))

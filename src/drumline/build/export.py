@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,9 +20,10 @@ from drumline.build.words import learned_ends, write_words
 from drumline.config.model import HuggingFaceModel
 from drumline.engine.weight_files import write_safetensors
 from drumline.errors import ConfigError, DrumlineError
+from drumline.launcher.processes import die_with_parent
 from drumline.models.folder import cast, copy_files, write_pretrained
 from drumline.models.generation import write_generation
-from drumline.rundir import RunDir, sync_directory
+from drumline.rundir import RunDir, remove_unfinished, sync_directory
 
 WEIGHTS = "model.safetensors"
 OTHER_FILES = ("preprocessor_config.json", "LICENSE*")
@@ -58,6 +60,7 @@ def export(
 
 def put_whole(out: Path, write: Callable[[Path], list[str]]) -> list[str]:
     """Let a folder be written beside its place, and put it there when all is on the disk; what `write` returns."""
+    remove_unfinished(out)
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
     try:
@@ -137,5 +140,6 @@ def answer(
 
 
 if __name__ == "__main__":
+    die_with_parent(signal.SIGKILL, os.getppid())  # whoever asks may be killed
     source, target, wishes = sys.argv[1:]
     sys.stdout.write(f"\n{json.dumps(answer(Path(source), Path(target), **json.loads(wishes)))}\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from drumline.data.source import as_source
 from drumline.engine.facts import known, with_passes
 from drumline.engine.learners import choose_tasks
 from drumline.errors import DrumlineError
+from drumline.launcher.processes import die_with_parent
 from drumline.models.facts import reason
 
 
@@ -47,4 +50,5 @@ def answer(config_file: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    die_with_parent(signal.SIGKILL, os.getppid())  # whoever asks may be killed
     sys.stdout.write(f"\n{json.dumps(answer(Path(sys.argv[1])))}\n")

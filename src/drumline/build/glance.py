@@ -6,6 +6,8 @@ What it prints are names, types and lengths, never a text.
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -19,6 +21,7 @@ from drumline.config.model import HuggingFaceModel
 from drumline.data.schema import SchemaCounter, renamed
 from drumline.data.tokenizers import Tokenizer, load_tokenizer
 from drumline.errors import ConfigError, DrumlineError
+from drumline.launcher.processes import die_with_parent
 from drumline.models.facts import reason
 from drumline.models.hub import find_folder
 
@@ -193,4 +196,5 @@ def answer(asked: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    die_with_parent(signal.SIGKILL, os.getppid())  # whoever asks may be killed
     sys.stdout.write(f"\n{json.dumps(answer(sys.argv[1]))}\n")

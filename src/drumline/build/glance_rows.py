@@ -21,6 +21,8 @@ from drumline.errors import DataError
 MOST = 2000
 """Rows that are looked at."""
 TEXT_ENDINGS = (".txt", ".text", ".md")
+ABOUT = ("README", "LICENSE")
+"""Files of a folder that tell about it."""
 _EVAL_SPLITS = ("validation", "valid", "dev", "eval", "test")
 
 Record = dict[str, Any]
@@ -63,12 +65,13 @@ def within(path: str, task: str | None) -> list[str]:
     folder = Path(expand_path(path)).expanduser()
     if not folder.is_dir() or any((folder / name).is_file() for name in SAVED):
         return [path]
-    found = sorted({file.suffix.lower() for file in folder.iterdir() if file.is_file()})
+    files = sorted(file for file in folder.iterdir() if file.is_file() and not file.stem.upper().startswith(ABOUT))
+    found = sorted({file.suffix.lower() for file in files})
     rows = [ending for ending in found if ending in ENDINGS]
-    texts = [ending for ending in found if ending in TEXT_ENDINGS]
+    texts = [str(file) for file in files if file.suffix.lower() in TEXT_ENDINGS]
     if not (rows or texts) or (task == "classification" and not rows):
         return [path]
-    return [f"{path.rstrip('/')}/*{ending}" for ending in rows or texts]
+    return [f"{path.rstrip('/')}/*{ending}" for ending in rows] or texts
 
 
 def ending(path: str) -> str:

@@ -47,11 +47,15 @@ def export(
     """
     from drumline.errors import ConfigError, DataError
     from drumline.hardware.torch_child import ask_child
+    from drumline.rundir import remove_unfinished
 
     check_run(run)
     wishes = {"step": step, "adapter": adapter, "weights": None if weights is None else weights.value}
     arguments = ["-P", "-m", "drumline.build.export", str(run), str(out), json.dumps(wishes)]
-    answer = ask_child(arguments, LIMIT_S, {**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    try:
+        answer = ask_child(arguments, LIMIT_S, {**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    finally:
+        remove_unfinished(out)  # where it was interrupted
     if "error" in answer:
         raise DataError(
             f"nothing was exported: {answer['error']}", "see whether the installation is sound: drumline doctor"

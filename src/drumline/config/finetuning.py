@@ -180,11 +180,17 @@ class _Chooser:
         size = f"{_number(count)} parameters"
         asked = _given(self.said, "model.adapter")
         needed = FULL_BYTES * count
-        room = None if memory is None else STATE_SHARE * memory * (number if self.machine.is_gpu else 1)
-        fits = room is None or needed <= room
+        # Under these kinds each GPU holds all of it.
+        whole = not self.machine.is_gpu or _given(self.said, "parallel.kind") in ("data_parallel", "ddp", "single")
+        shared = 1 if whole else number
+        room = None if memory is None else STATE_SHARE * memory * shared
+        quantised = _given(self.said, "model.quantise") not in (_NOTHING, "none")
+        fits = (room is None or needed <= room) and not quantised
         self.adapter = not fits if asked is _NOTHING else asked is not None
         if asked is _NOTHING and fits:
             self.reasons["model.adapter"] = f"{size} and their state, {_gib(needed)}, fit {where}"
+        elif asked is _NOTHING and quantised:
+            self.put("model.adapter", {"kind": "lora", "rank": 16}, "quantised weights are trained through an adapter")
         elif asked is _NOTHING:
             why = f"{size} and their state would take {_gib(needed)}, and there is {where}"
             self.put("model.adapter", {"kind": "lora", "rank": 16}, why)
@@ -193,7 +199,7 @@ class _Chooser:
             if room is not None and FROZEN_BYTES["bfloat16"] * count > room:
                 self.put("model.quantise", "nf4", f"{_gib(2 * count)} in bfloat16 would not leave room either")
         state = FROZEN_BYTES["bfloat16"] * count if self.adapter else needed
-        if memory is not None and state > TIGHT_SHARE * memory * number and self.machine.is_gpu:
+        if memory is not None and state > TIGHT_SHARE * memory * shared and self.machine.is_gpu:
             self.put("train.checkpointing.kind", "full", f"weights and state take {_gib(state)} of {where}")
 
     def numbers(self) -> None:

@@ -83,6 +83,7 @@ def build_cache(files: Sequence[Path], tokenizer: Tokenizer, path: Path) -> None
         temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
         try:
             with temporary.open("xb") as out:
+                temporary.chmod(0o600)  # texts, for their owner only
                 count, starts = _write_tokens(files, tokenizer, out)
                 out.flush()
                 os.fsync(out.fileno())

@@ -126,7 +126,8 @@ def build_records(files: Sequence[Path], required: Sequence[str], folder: Path) 
     # The name is unique among hosts that share the folder; a process number would not be.
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        temporary.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir(mode=0o700)  # texts, for their owner only
         found = _write(files, required, temporary, folder.stem)
         if records_folder(files, required, folder.parent) != folder:
             raise DataError("the files changed while they were read", "start again when they are complete")

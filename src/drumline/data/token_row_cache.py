@@ -136,7 +136,8 @@ def build_token_rows(records: Any, encoding: Encoding, folder: Path, name: str) 
     # The name is unique among hosts that share the folder; a process number would not be.
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
-        temporary.mkdir(parents=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir(mode=0o700)  # texts, for their owner only
         counts = write_rows(records, encoding.encode, temporary, encoding.vocab_size, encoding.context)
         header = {"format": FORMAT, "key": folder.stem, **asdict(counts)}
         with (temporary / "header.json").open("xb") as out:

@@ -31,6 +31,7 @@ from drumline.jobs.finetuning_settings import as_overrides
 from drumline.jobs.gpu_stats import gpu_stats
 from drumline.jobs.sessions import LOOK_S, Session, run_to_end
 from drumline.monitor.runs import RunFacts, RunWatch
+from drumline.rundir import remove_unfinished
 
 OnProgress = Callable[[RunFacts], None]
 Settings = Mapping[str, Any]
@@ -114,6 +115,8 @@ class FineTuningService:
         while not (await asyncio.wait([end], timeout=None if on_progress is None else PROGRESS_S))[0]:
             if on_progress is not None:
                 on_progress(await self.progress(training_id))
+        if end.cancelled():  # by another that waits, whose own task was cancelled
+            return await self.wait(training_id, on_progress)
         self._ends.pop(training_id, None)
         return end.result()
 
@@ -229,9 +232,8 @@ class FineTuningService:
 
     def _own(self, dataset: Dataset, folder: Path) -> list[str]:
         """Settings of every training of this service."""
-        own: dict[str, Any] = {"run_dir": folder / "run"}
+        own: dict[str, Any] = {"run_dir": folder / "run", "data.cache_dir": self._private("cache")}
         if isinstance(dataset, PreparedDataset):
-            own["data.cache_dir"] = self.folder / "cache"
             own |= {"data.columns": dataset.columns} if dataset.columns else {}
             own |= {"data.context": dataset.max_length} if dataset.max_length is not None else {}
         return as_overrides(own)
@@ -241,12 +243,14 @@ class FineTuningService:
             if training_id != Path(training_id).name:
                 raise ValueError(training_id)
             return Training.read(self.folder / training_id)
-        except (OSError, ValueError):
+        except (OSError, ValueError, TypeError, KeyError):
             there = ", ".join(training.training_id for training in self.trainings()[-5:]) or "none"
             raise ConfigError(f"there is no training {training_id!r} in {self.folder}", f"there are {there}") from None
 
     def _launch(self, training: Training) -> None:
         training.write()  # first: what is started is found again, whatever happens to this process
+        with suppress(FileNotFoundError):  # what an earlier attempt said is not told of this one
+            training.log.replace(training.log.with_suffix(".before.log"))
         session = Session(training.command, training.log)
         replace(training, pid=session.pid, pid_began=psutil.Process(session.pid).create_time()).write()
         self._sessions[training.training_id] = session
@@ -267,8 +271,11 @@ class FineTuningService:
             return replace(result, status="interrupted", exit_status=3, message="stopped before it began to train")
         if not result.success or result.model_path is not None:
             return result
-        status = await run_to_end(export_command(training), training.log)
-        if status == 0:
+        try:
+            status = await run_to_end(export_command(training), training.log)
+        finally:
+            remove_unfinished(training.exported)  # where it was cut off
+        if status == 0 or training.exported.is_dir():  # another service may have been quicker
             return replace(result, model_path=training.exported)
         problem, fix = last_error(training.log) or (f"the export ended with status {status}", "")
         return replace(result, success=False, status="failed", exit_status=status, message=problem, fix=fix)
@@ -280,6 +287,7 @@ class FineTuningService:
             if end is not None:
                 end.cancel()
                 await asyncio.wait([end])
+                self._ends.pop(training_id, None)
             return
         try:
             await self.stop(training_id)

@@ -94,7 +94,10 @@ def class_in(shape: Path) -> tuple[Any, Any]:
         import transformers
     except ImportError as error:
         raise MissingExtra("transformers", "hf") from error
-    config = transformers.AutoConfig.from_pretrained(shape, local_files_only=True, trust_remote_code=False)
+    try:
+        config = transformers.AutoConfig.from_pretrained(shape, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError):  # a kind that came with code of its own
+        return None, None
     kind = getattr(transformers, (config.architectures or [""])[0], None)
     return (None, None) if kind is None else (kind, config)
 

@@ -47,7 +47,11 @@ def finetune_config(
     }
     seen, rows, found, held_out = _looked(ask)
     machine = machine_of(detect(), said)
-    choice = choose(seen, rows, found, machine, said, held_out)
+    try:
+        choice = choose(seen, rows, found, machine, said, held_out)
+    except (TypeError, ValueError):
+        config_from_mapping({}, SOURCE, overrides)  # a setting that cannot be meant: says which, and how it is meant
+        raise
     return config_from_mapping(choice.values, SOURCE, overrides), choice.reasons
 
 
@@ -58,7 +62,9 @@ def machine_of(hardware: Hardware, said: Mapping[str, Any]) -> Machine:
     names = asked.get("gpus")
     chosen = [str(name) for name in names] if isinstance(names, list) else None
     count = asked.get("count")
-    gpus = named_gpus(hardware, chosen, (), count if isinstance(count, int) and chosen is None else None)
+    excluded = asked.get("exclude")
+    without = [str(name) for name in excluded] if isinstance(excluded, list) else []
+    gpus = named_gpus(hardware, chosen, without, count if isinstance(count, int) and chosen is None else None)
     if not gpus or asked.get("device") == "cpu":
         number = asked.get("num_processes")
         return Machine(number if isinstance(number, int) else 1, hardware.host.memory_bytes, False)

@@ -12,14 +12,14 @@ import pytest
 import torch
 import transformers
 
-from drumline.build import Built, build_parts, first_batch, tell
+from drumline.build import Built, bound, build_parts, first_batch, tell
 from drumline.config.schema import RunConfig
 from drumline.data.features import Prepared, PreparedStream
 from drumline.data.source import as_source
 from drumline.errors import ConfigError, DataError
 from drumline.models.cnn import Cnn
 from drumline.models.ngrams import Ngrams
-from drumline.rundir import RunDir
+from drumline.rundir import RunDir, write_json
 from tests.unit.build.data import TEXTS, recipe, write_images, write_records
 
 NGRAMS = {"kind": "ngrams", "width": 4, "num_buckets": 50}
@@ -280,3 +280,13 @@ def test_an_image_that_ends_too_early_is_found_by_the_first_batch(tmp_path: Path
     )
     with pytest.raises(DataError, match=r"data\.train, row 0: the image .*0\.png cannot be read"):
         first_batch(built)
+
+
+def test_the_batch_that_rows_are_grouped_by_is_that_of_the_run(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run")
+    config = RunConfig.model_validate({"train": {"batch_size_per_gpu": 3, "gradient_accumulation_steps": 2}})
+    assert bound(config, run).train.global_batch == 6
+    write_json(run.plan, {"global_batch": 24})  # it began on four
+    assert bound(config, run).train.global_batch == 24
+    stated = RunConfig.model_validate({"train": {"global_batch": 5}})
+    assert bound(stated, run) is stated

@@ -107,6 +107,8 @@ def test_the_number_of_rows_of_a_larger_file_is_told_from_its_size(tmp_path: Pat
         (["a.jsonl", "notes.txt"], ["."], "records"),
         (["pos/a.txt", "neg/b.txt"], ["."], "text_folders"),
         (["a.jsonl"], ["*.jsonl"], "records"),
+        (["pos/a.txt", "neg/b.txt", "README.md"], ["."], "text_folders"),
+        (["a.txt", "README.md", "LICENSE.txt"], ["."], "text"),
     ],
 )
 def test_the_kind_of_data_is_told_by_its_names(tmp_path: Path, names: list[str], given: list[str], kind: str) -> None:

@@ -142,6 +142,19 @@ def test_an_adapter_where_the_whole_does_not_fit(
     assert config.train.lr == (2e-4 if adapter else 2e-5)
 
 
+@pytest.mark.parametrize(("kind", "adapter"), [("data_parallel", True), ("ddp", True), ("fsdp", False)])
+def test_each_gpu_has_room_for_the_whole_where_the_kind_keeps_it_so(kind: str, adapter: bool) -> None:
+    large = replace(MODEL, num_parameters=8_000_000_000)
+    config, _ = chosen(f"parallel.kind={kind}", model=large, machine=Machine(8, 80 * GIB, True))
+    assert (value(config, "model.adapter") is not None) == adapter
+
+
+def test_quantised_weights_that_somebody_asks_for_get_an_adapter() -> None:
+    config, choice = chosen("model.quantise=nf4")
+    assert value(config, "model.adapter").kind == "lora"
+    assert "quantised" in choice.reasons["model.adapter"]
+
+
 def test_an_adapter_that_somebody_asks_for_brings_what_belongs_to_it() -> None:
     config, _ = chosen("model.adapter.rank=4")
     model: Any = config.model
