@@ -61,7 +61,8 @@ def data_report(config: RunConfig, loaded: Loaded, train: Any, evaluation: Any |
     began = time.monotonic()
     if loaded.reads == "packed":
         first = _documents(loaded.train)
-        second = None if loaded.evaluation is None else _documents(loaded.evaluation)
+        # Held-out rows that are a share of the training files are of the same documents.
+        second = _documents(loaded.evaluation) if getattr(config.data, "eval", ()) else None
         if first is None:
             return None
     elif getattr(config.data, "check", True):
@@ -93,8 +94,10 @@ def token_rows_in(rows: Any) -> list[TokenRows] | None:
 
 
 def _documents(rows: Any) -> Split | None:
-    parts = [part.tokens for part in getattr(rows, "parts", (rows,)) if isinstance(part, PackedRows)]
-    files = [tokens for tokens in parts if isinstance(tokens, TokenFile)]
+    """The whole files, of which with data.eval_fraction some rows are held out."""
+    parts = [getattr(part, "whole", part) for part in getattr(rows, "parts", (rows,))]
+    tokens = [part.tokens for part in parts if isinstance(part, PackedRows)]
+    files = [each for each in tokens if isinstance(each, TokenFile)]
     if not files:
         return None
     found = look_through_documents(files)

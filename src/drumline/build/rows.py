@@ -86,7 +86,8 @@ def load_rows(config: RunConfig, *, own_loss: bool = False) -> Loaded:
     records = read_records(config, data, free, form)
     if written and form is None:
         form = form_of_rows(config, records.train)
-    records = RecordSplits(*with_held_out(data, records.train, records.eval), records.schema)
+    divided = with_held_out(data, records.train, records.eval, read_columns(config, records.schema, free, form))
+    records = RecordSplits(*divided, records.schema)
     reads = what_to_read(config, data, records.schema, free, form)
     return with_labels(config, records, reads, form)
 
@@ -134,6 +135,19 @@ def required(config: RunConfig, form: RowFormat | None, *, text: bool) -> list[s
     mapped = getattr(config.data, "columns", {})
     pair = ["text_pair"] if "text_pair" in mapped and texts == ("text",) else []
     return [*texts, *pair, *([_LABELS[task]] if task in _LABELS else [])]
+
+
+def read_columns(config: RunConfig, schema: Schema, free: bool, form: RowFormat | None) -> tuple[str, ...]:
+    """The columns that the task reads, without its label: by them two rows are the same. (): all that there are."""
+    if free:
+        return ()
+    names = required(config, form, text="text" in schema.columns)
+    if form is not None and form.kind != "text":
+        names += ["system", "input", "tools"]
+    elif form is None and "text" in names:
+        names.append("text_pair")
+    label = _LABELS.get(config.task.kind)
+    return tuple(name for name in dict.fromkeys(names) if name != label and name in schema.columns)
 
 
 def what_to_read(config: RunConfig, data: Data, schema: Schema, free: bool, form: RowFormat | None) -> Reads:

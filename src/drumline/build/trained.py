@@ -61,10 +61,12 @@ def final_weights(strategy: Mapping[str, Any]) -> tuple[dict[str, Tensor], bool]
     if average is None or not average["averages"]:
         return weights, False
     # Of tied weights, which are one tensor here, the average has the first name only.
-    by_place = {weights[name].data_ptr(): value for name, value in average["averages"].items() if weights[name].numel()}
+    # It also averages buffers that a checkpoint of an adapter leaves to its base.
+    means = {name: value for name, value in average["averages"].items() if name in weights}
+    by_place = {weights[name].data_ptr(): value for name, value in means.items() if weights[name].numel()}
     cast: dict[int, Tensor] = {}
     for name, value in weights.items():
-        mean = average["averages"].get(name, by_place.get(value.data_ptr()) if value.numel() else None)
+        mean = means.get(name, by_place.get(value.data_ptr()) if value.numel() else None)
         if mean is not None:
             weights[name] = cast.setdefault(id(mean), mean.to(value.dtype))
     return weights, True

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from drumline.config.problem import listed
+from drumline.config.problem import listed, shown_name
 from drumline.errors import ConfigError
 
 Family = Literal["causal", "encoder", "encoder_decoder"]
@@ -92,7 +92,8 @@ def choose_task(columns: Columns, family: Family, asked: str | None = None) -> T
         if found is None:
             raise ConfigError(
                 f"--task {asked}: the rows do not have what it needs; their columns are {_names(columns)}",
-                f"name a task that they serve, or say which column is which: --set data.columns={{{_wanted(asked)}}}",
+                f"name a task that they serve, or say which column is which: --set data.columns={{{_wanted(asked)}}}"
+                + _headless(columns),
             )
     else:
         order: Sequence[str] = list(finders)[:6]
@@ -104,7 +105,8 @@ def choose_task(columns: Columns, family: Family, asked: str | None = None) -> T
     if found is None:
         raise ConfigError(
             f"nothing that a model of this kind ({_kind(family)}) can learn is told by the columns {_names(columns)}",
-            "say which column is which, as in --set data.columns={text: body, label: topic}, or name a --task",
+            "say which column is which, as in --set data.columns={text: body, label: topic}, or name a --task"
+            + _headless(columns),
         )
     if found.task in WRITES and family != "causal":
         raise ConfigError(
@@ -191,15 +193,24 @@ def _written(columns: Columns, family: Family) -> TaskFound | None:
 
 
 def _text(columns: Columns, but: str = "") -> tuple[str, ...]:
-    """The column of texts: by name, else the only one that holds text."""
+    """The column of texts: by name, else the only one that holds text, unless its name is itself a text."""
     named = [name for name in TEXTS if name in columns and name != but]
     only = [name for name, column in columns.items() if column.is_text and name != but]
-    found = named[:1] or (only if len(only) == 1 else [])
+    found = named[:1] or (only if len(only) == 1 and not _reads_like_a_text(only[0]) else [])
     return tuple(found)
 
 
+def _reads_like_a_text(name: str) -> bool:
+    """Whether a name may be a row's text, as in a table without a line of names."""
+    return shown_name(name) != name
+
+
+def _headless(columns: Mapping[str, Any]) -> str:
+    return "; a table begins with a line of names" if any(map(_reads_like_a_text, columns)) else ""
+
+
 def _names(columns: Mapping[str, Any]) -> str:
-    shown = [repr(name) for name in list(columns)[:20]]
+    shown = [repr(shown_name(name)) for name in list(columns)[:20]]
     return listed(shown, "and") or "none"
 
 

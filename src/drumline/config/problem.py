@@ -13,6 +13,8 @@ Key = tuple[str | int, ...]
 
 _LONGEST = 60
 """Characters of a value that an error repeats."""
+LONGEST_NAME, MOST_WORDS = 64, 6
+"""Characters and words of a name that is shown as it is."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,16 @@ def dotted(key: Key) -> str:
 def listed(words: Sequence[str], last: str = "or") -> str:
     """Write words as a sentence does: 'a, b or c'."""
     return f" {last} ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def shown_name(name: str) -> str:
+    """A column's or a class's name for logs and errors; one that reads like a text, and may be one, by its length.
+
+    A table without a header has its first row there, and a column of texts taken for the label has them as classes.
+    """
+    if len(name) <= LONGEST_NAME and len(name.split()) <= MOST_WORDS and name.isprintable():
+        return name
+    return f"(a name of {len(name):,} characters)"
 
 
 def shown(value: Any) -> str:

@@ -18,6 +18,9 @@ def row_problems(config: RunConfig) -> Iterator[Problem]:
     data, task = config.data, config.task.kind
     if not isinstance(data, TextColumns):
         return
+    if task != "language_modelling" and not data.group_by_length:
+        what = f"false is for language_modelling, and task.kind is {task}"
+        yield _problem("group_by_length", what, "leave it out")
     if task not in _WRITES:
         for key in ("row_format", "template", "learn", "packing"):
             value = getattr(data, key)

@@ -50,7 +50,7 @@ def is_messages(value: Any) -> bool:
 
 def tools_of(value: Any) -> list[Any] | None:
     """A row's tools: a list of JSON schemas, as it is or in JSON; None where the row has none."""
-    value = _read(value)
+    value = _read(_filled(value))
     if value is None or value == "" or (_is_list(value) and not len(value)):
         return None
     if not _is_list(value):
@@ -116,7 +116,7 @@ def _joined(parts: Iterable[Any], where: str) -> str:
 
 def _calls(calls: Any) -> list[Any]:
     """Tool calls with their arguments as objects, which templates write as JSON; data sets often hold JSON already."""
-    calls, result = _read(calls), []
+    calls, result = _read(_filled(calls)), []
     if not _is_list(calls):
         raise DataError(f"tool_calls is a {type(calls).__name__}, not a list of calls", "correct the row")
     for call in calls:
@@ -128,6 +128,16 @@ def _calls(calls: Any) -> list[Any]:
             call = {**call, "function": inner} if "function" in call else dict(inner)
         result.append(call)
     return result
+
+
+def _filled(value: Any) -> Any:
+    """The same without the nulls that Parquet and Arrow fill an object up with to the fields of all rows' objects.
+
+    Called before JSON in texts is read, where a null was written by somebody.
+    """
+    if isinstance(value, Mapping):
+        return {name: _filled(inner) for name, inner in value.items() if inner is not None}
+    return [_filled(inner) for inner in value] if _is_list(value) else value
 
 
 def _is_list(value: Any) -> bool:

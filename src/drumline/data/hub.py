@@ -8,7 +8,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ def fetch(name: str, setting: str, wanted: Sequence[str], hub: Hub) -> Path:
     cache lacks files, MissingExtra without huggingface_hub.
     """
     try:
-        import huggingface_hub
+        import huggingface_hub.constants  # by name: the package itself loads it only for what is asked of it later
     except ImportError as error:
         raise MissingExtra("huggingface_hub", "hf") from error
     cache = Path(hub.cache_dir or huggingface_hub.constants.HF_HUB_CACHE).expanduser()
@@ -89,7 +89,7 @@ def fetch(name: str, setting: str, wanted: Sequence[str], hub: Hub) -> Path:
     except DrumlineError:
         raise
     except Exception as error:  # its errors come from four packages, some of which no version names alike
-        raise _told(error, name, setting, hub) from error
+        raise _told(error, name, setting, hub, cache) from error
     _commits[key] = Path(folder).name
     _logger.info("%s is %s at %s on the hub, in %s", setting, name, Path(folder).name, folder)
     return Path(folder)
@@ -97,21 +97,24 @@ def fetch(name: str, setting: str, wanted: Sequence[str], hub: Hub) -> Path:
 
 @contextmanager
 def _locked(cache: Path, name: str, setting: str) -> Iterator[None]:
-    """One process at a time; the lock goes with its process."""
+    """One process at a time; the lock goes with its process.
+
+    Without a lock where the cache can only be read: what is there is used, and what must be written fails by itself.
+    """
     locks = cache / ".locks"
-    try:
-        locks.mkdir(parents=True, exist_ok=True)
-        file = (locks / f"drumline-{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock").open("w")
-    except OSError as error:
-        raise DataError(
-            f"{setting}: the hub's cache {cache} cannot be written: {error.strerror}", "set model.cache_dir to another"
-        ) from error
-    with file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with ExitStack() as stack:
+        try:
+            locks.mkdir(parents=True, exist_ok=True)
+            path = locks / f"drumline-{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock"
+            file = stack.enter_context(path.open("w"))
+        except OSError as error:
+            _logger.debug("%s: no lock in the hub's cache %s: %s", setting, cache, error.strerror)
+        else:
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _told(error: Exception, name: str, setting: str, hub: Hub) -> DrumlineError:
+def _told(error: Exception, name: str, setting: str, hub: Hub, cache: Path) -> DrumlineError:
     """What the hub or the way to it said, as an error with a way out."""
     from huggingface_hub import errors
 
@@ -142,7 +145,10 @@ def _told(error: Exception, name: str, setting: str, hub: Hub) -> DrumlineError:
     if isinstance(error, errors.HFValidationError):
         return ConfigError(f"{where} is neither a folder here nor a name on the hub", "write org/name, or a folder")
     if isinstance(error, OSError) and error.errno is not None and status is None:
-        return DataError(f"{where} cannot be stored: {error.strerror}", "free space, or set model.cache_dir to another")
+        return DataError(
+            f"{where}: the hub's cache {cache} cannot be written: {error.strerror}",
+            "free space, or set model.cache_dir to another",
+        )
     return DataError(
         f"{where} could not be fetched from the hub: {type(error).__name__}: {str(error).partition(chr(10))[0]}",
         "try again; if the hub is down, name a folder on disk",

@@ -65,7 +65,7 @@ class ChatTokens:
         self._context = context
         self._keep_last = keep_last
         self._start = start_ids(tokenizer)
-        self.key = ("chat 1", tokenizer.fingerprint, template.fingerprint, str(context), str(keep_last))
+        self.key = ("chat 2", tokenizer.fingerprint, template.fingerprint, str(context), str(keep_last))
 
     def __call__(self, record: Record) -> tuple[Ids, Learned]:
         """Encode one record."""
@@ -87,7 +87,7 @@ class AnswerTokens:
         self._parts = PromptAnswer(tokenizer, template)
         self._form = form
         self._context = context
-        self.key = ("answer 1", *self._parts.key, json.dumps(form.columns), str(context))
+        self.key = ("answer 2", *self._parts.key, json.dumps(form.columns), str(context))
 
     def __call__(self, record: Record) -> tuple[Ids, Learned]:
         """Encode one record."""

@@ -66,7 +66,7 @@ def detect_format(
     if not kinds or (len(kinds) > 1 and kinds[0] != "preference"):
         raise _unclear(names, fitting, asked, where)
     form = fitting[0]
-    has_messages = form.kind != "text" and any(is_messages(row.get(form.columns[-1])) for row in rows)
+    has_messages = form.kind != "text" and any(is_messages(row.get(name)) for row in rows for name in form.columns)
     said = "" if asked in ("auto", "preference") else f"data.row_format asks for {asked}: "
     extra = [name for name in _extras(form) if name in names]
     more = f", with {' and '.join(extra)}" if extra else ""
@@ -79,6 +79,8 @@ def _fits(form: _Form, names: Sequence[str], rows: Sequence[Record]) -> bool:
     if any(name not in names for name in form.columns):
         return False
     values = [row.get(name) for row in rows for name in form.columns if row.get(name) is not None]
+    if form.messages and rows and not values:  # nothing shows that they are messages
+        return False
     return form.messages is None or not values or any(is_messages(value) for value in values) == form.messages
 
 

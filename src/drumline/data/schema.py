@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from drumline.config.problem import shown_name as shown_name
 from drumline.errors import DataError
 
 MAX_DISTINCT = 1000
@@ -18,8 +19,6 @@ MAX_COLUMNS = 1000
 """Columns that are kept; records with ever new names are no table."""
 _LONGEST_VALUE = 200
 """Characters of a value that may be a class."""
-LONGEST_NAME, MOST_WORDS = 64, 6
-"""Characters and words of a name that is shown as it is."""
 _SHOWN = 20
 """Columns that an error names."""
 _TYPES: dict[type, str] = {
@@ -105,16 +104,6 @@ def missing_columns(absent: Mapping[str, str], there: Sequence[str], where: str)
         f"{where}: no row has a value in column {' or '.join(map(repr, absent.values()))}; the columns are {names}",
         f"say which of them it is: --set data.columns.{name}={near}, for instance{headless}",
     )
-
-
-def shown_name(name: str) -> str:
-    """A column's or a class's name for logs and errors; one that reads like a text, and may be one, by its length.
-
-    A table without a header has its first row there, and a column of texts taken for the label has them as classes.
-    """
-    if len(name) <= LONGEST_NAME and len(name.split()) <= MOST_WORDS and name.isprintable():
-        return name
-    return f"(a name of {len(name):,} characters)"
 
 
 def told_names(names: Sequence[str]) -> tuple[str, ...]:

@@ -43,6 +43,13 @@ class Template:
     """
 
     def __init__(self, found: Found, tokenizer: Tokenizer, learn: Learn = "assistant") -> None:
+        """Raise ConfigError for a template that itself holds characters that here stand for something else."""
+        if re.search(_PRIVATE, found.source):
+            raise ConfigError(
+                f"the chat template in {found.where} holds characters for private use (U+F0000 to U+FFFFD), which "
+                "stand for control tokens while it is filled in",
+                "take them out of it, or take another template: --set data.template=chatml, for instance",
+            )
         self._tokens = PieceTokens(tokenizer)
         self._renderer = Renderer(found, named_tokens(tokenizer))
         self._masks = Masks(self._renderer, self._tokens.special)
@@ -63,7 +70,7 @@ class Template:
     @property
     def fingerprint(self) -> str:
         """Hex SHA-256 of what decides which ids a chat becomes, besides the tokenizer."""
-        parts = ["chat 1", self.source, self._learn, self._renderer.tokens]
+        parts = ["chat 2", self.source, self._learn, self._renderer.tokens]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def render(

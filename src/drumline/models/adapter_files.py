@@ -28,8 +28,8 @@ NO_SHAPE = frozenset({"transformers_version", "_name_or_path", "use_cache", "dty
 """Keys of config.json that say by what and where it was written, or how it is to be used."""
 LENGTH_BYTES = 8
 """Of a safetensors file: the length of its header, which says names, types and shapes."""
-EDGE_BYTES = 65536
-"""Of values that the checksum takes in at both ends of a file: enough to tell two trainings of one shape apart."""
+SAMPLE_BYTES = 64
+"""Of each tensor's values that the checksum takes in: any training moves them all."""
 
 UNLIKE = {
     "bias": ("none", "trains biases"),
@@ -48,7 +48,7 @@ UNLIKE = {
 def base_identity(config: HuggingFaceModel) -> dict[str, str]:
     """What the base model is: path, revision, and a checksum.
 
-    It is over the shape, names and sizes of the files of weights, and the values at both ends of each.
+    It is over the shape, names and sizes of the files of weights, and some values of each tensor.
     """
     folder = find_folder(config)
     return {"path": config.path, "revision": config.revision or "", "checksum": checksum_of(folder)}
@@ -63,18 +63,25 @@ def checksum_of(folder: Path) -> str:
     for file in sorted(folder.glob("*.safetensors")):
         if file.name != WEIGHTS:
             digest.update(f"{file.name} {file.stat().st_size}\n".encode())
-            digest.update(edges_of(file))
+            digest.update(sample_of(file))
     return digest.hexdigest()
 
 
-def edges_of(file: Path) -> bytes:
-    """The header of a safetensors file, and the values at its beginning and end."""
+def sample_of(file: Path) -> bytes:
+    """The header of a safetensors file, and values from the middle of each tensor."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
-        first = stream.read(min(length + EDGE_BYTES, size))
-        stream.seek(max(size - EDGE_BYTES, 0))
-        return first + stream.read()
+        header = stream.read(min(length, size))
+        try:
+            places = [entry["data_offsets"] for name, entry in json.loads(header).items() if name != "__metadata__"]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ConfigError(f"{file} is no safetensors file: {error}", "copy the model again") from error
+        pieces = [header]
+        for begin, end in sorted(places):
+            stream.seek(LENGTH_BYTES + length + max(begin, (begin + end - SAMPLE_BYTES) // 2))
+            pieces.append(stream.read(min(SAMPLE_BYTES, end - begin)))
+    return b"".join(pieces)
 
 
 def read_settings(file: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import difflib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from drumline.config.problem import listed
 from drumline.errors import ConfigError, MissingExtra
 from drumline.models.adapter_files import TRANSPOSED, alpha_of, base_identity, read_adapter
 from drumline.models.adapter_files import write_adapter as write_adapter
-from drumline.models.embedding_noise import add_embedding_noise, noisy_tables
+from drumline.models.embedding_noise import add_embedding_noise
 from drumline.models.huggingface import Head
 from drumline.parallel.keys import tied_names
 from drumline.parallel.saved_names import kept_names as kept_names
@@ -160,12 +161,42 @@ def trained_names(model: nn.Module, whole: Sequence[str]) -> frozenset[str]:
         buffers += [f"{name}.{each}" for each, _ in module.named_buffers()]
         for p in module.parameters():
             p.requires_grad_(p.is_floating_point())
+    widen(model)
     tied = tied_names(model)
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     names = {other for name in trained for other in tied.get(name, [name])}
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     logger.info("adapter: %d of the model's %d tensors are trained, %d values", len(trained), num_of(model), trainable)
     return frozenset(names | {name for name in buffers if name in model.state_dict()})
+
+
+def widen(model: nn.Module) -> None:
+    """Keep what is trained in float32, where small updates are not lost.
+
+    To what is around a module of those nothing changes: its inputs are widened, and its outputs come in the type that
+    they came in before. The adapter's own matrices are float32 already, and peft's layers cast for them.
+    """
+    narrow = {id(p): p.dtype for p in model.parameters() if p.requires_grad and p.dtype.itemsize < 4}
+    for module in model.modules():
+        dtypes = [narrow[id(p)] for p in module.parameters(recurse=False) if id(p) in narrow]
+        if dtypes:  # also of a layer that is tied to one
+            module.register_forward_pre_hook(partial(_cast_inputs, dtype=torch.float32))
+            module.register_forward_hook(partial(_cast_output, dtype=dtypes[0]))
+    for p in model.parameters():
+        if id(p) in narrow:
+            p.data = p.data.float()
+
+
+def _cast_inputs(module: nn.Module, inputs: tuple[Any, ...], *, dtype: torch.dtype) -> tuple[Any, ...]:
+    return tuple(_cast(value, dtype) for value in inputs)
+
+
+def _cast_output(module: nn.Module, inputs: tuple[Any, ...], output: Any, *, dtype: torch.dtype) -> Any:
+    return _cast(output, dtype)
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def num_of(model: nn.Module) -> int:
@@ -188,22 +219,21 @@ def load_adapter(own: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> No
 
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Inside, the model computes without its matrices and without noise; what is trained whole stays as it is."""
+    """Inside, the model computes without its matrices, as in evaluation; what is trained whole stays as it is."""
     layers = list(layers_of(model).values())
-    tables = noisy_tables(model)
     # Not by peft's own call, which also lets parameters want no gradient, for whoever has looked at that before.
-    before, modes = [layer._disable_adapters for layer in layers], [table.training for table in tables]
+    before, training = [layer._disable_adapters for layer in layers], [m for m in model.modules() if m.training]
     for layer in layers:
         layer._disable_adapters = True
-    for table in tables:
-        table.training = False
+    for module in training:
+        module.training = False
     try:
         yield
     finally:
         for layer, value in zip(layers, before, strict=True):
             layer._disable_adapters = value
-        for table, mode in zip(tables, modes, strict=True):
-            table.training = mode
+        for module in training:
+            module.training = True
 
 
 @torch.no_grad()
@@ -226,16 +256,25 @@ def merged(model: nn.Module, weights: Mapping[str, Tensor] | None = None) -> dic
         if last in ("weight", "packed") and layer in layers:
             found[f"{layer}.weight"] = merged_weight(layer, layers[layer], given)
         elif last == "packed" and owner in packed:
-            found[f"{owner}.weight"] = packed[owner].weight
+            found[f"{owner}.weight"] = packed_weight(owner, packed[owner], given)
         else:
             found[f"{layer}.{last}" if layer in layers else name] = value
     return found
 
 
+def packed_weight(name: str, layer: Any, weights: Mapping[str, Tensor]) -> Tensor:
+    """The matrix that a packed one among these weights stands for."""
+    from drumline.models.quantised import unpack
+
+    return unpack(weights[f"{name}.packed"], weights[f"{name}.scales"], layer.kind, layer.dtype)
+
+
 def merged_weight(name: str, layer: Any, weights: Mapping[str, Tensor]) -> Tensor:
     """One layer's matrix with its adapter in it (Hu et al. 2021; of DoRA equation 5 of Liu et al. 2024)."""
     a, b = (weights[f"{name}.lora_{part}.{NAME}.weight"] for part in "AB")
-    own: Tensor = weights.get(f"{name}{BASE}.weight", layer.base_layer.weight)
+    base = layer.base_layer
+    is_packed = hasattr(base, "packed")
+    own = packed_weight(f"{name}{BASE}", base, weights) if is_packed else weights[f"{name}{BASE}.weight"]
     wide = torch.promote_types(own.dtype, torch.float32)
     turned = bool(layer.fan_in_fan_out)
     total = own.to(wide).t() if turned else own.to(wide)

@@ -128,11 +128,13 @@ class _Layer:
 
     def for_rows(self, gradient: Tensor) -> Tensor:
         """The rows' gradient, of the logits'."""
-        return gradient @ self._weight.to(self.narrow)
+        with torch.autocast(gradient.device.type, enabled=False):  # which would take float32 back to float16
+            return gradient @ self._weight.to(self.narrow)
 
     def for_weight(self, gradient: Tensor, rows: Tensor) -> Tensor:
         """The weight's gradient, of the logits'."""
-        return gradient.t() @ rows.to(self.narrow)
+        with torch.autocast(gradient.device.type, enabled=False):
+            return gradient.t() @ rows.to(self.narrow)
 
 
 class _Sums:

@@ -31,12 +31,3 @@ class EmbeddingNoise:
 def add_embedding_noise(model: Any, alpha: float) -> None:
     """Hook it to the input embeddings of a transformers model. alpha: 5 to 15 in the paper."""
     model.get_input_embeddings().register_forward_hook(EmbeddingNoise(alpha))
-
-
-def noisy_tables(model: nn.Module) -> list[nn.Module]:
-    """The modules of a model whose outputs get noise."""
-    return [
-        module
-        for module in model.modules()
-        if any(isinstance(hook, EmbeddingNoise) for hook in module._forward_hooks.values())
-    ]

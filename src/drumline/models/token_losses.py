@@ -87,7 +87,8 @@ def _compiled() -> Piece:
 
     try:
         logits = torch.zeros(4, 8, dtype=torch.bfloat16, device="cuda")
-        any_length(logits, torch.zeros(4, dtype=torch.int64, device="cuda"), -100, 1.0, None, logits.dtype)
+        with torch.compiler.set_stance("default"):  # a trial may run uncompiled, and this is to find out
+            any_length(logits, torch.zeros(4, dtype=torch.int64, device="cuda"), -100, 1.0, None, logits.dtype)
     except Exception as error:  # a machine without Triton or a C compiler still trains
         logger.warning("the loss is not compiled, and slower than it could be: %s", str(error).partition("\n")[0])
         return losses_and_gradient

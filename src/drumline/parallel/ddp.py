@@ -363,7 +363,8 @@ def graphs_of(compute: Compute, settings: DdpParallel) -> Callable[[], AbstractC
     cut already. torch cuts behind the first MiB, so it cannot where buckets are smaller.
     """
     cuts = settings.cut_graphs and bucket_mb(compute, settings) * 2**20 >= dist._DEFAULT_FIRST_BUCKET_BYTES
-    return one_graph if compute.compile == "blocks" or (compute.compile == "whole" and not cuts) else nullcontext
+    uncut = compute.compile in ("blocks", "auto") or (compute.compile == "whole" and not cuts)
+    return one_graph if uncut else nullcontext
 
 
 @contextmanager

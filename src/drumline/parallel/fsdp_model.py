@@ -19,7 +19,7 @@ from drumline.parallel.fsdp_shards import Layout, Peers, Shard, local_shard
 from drumline.parallel.fsdp_units import Root, find_units, own_modules, policy_of
 from drumline.parallel.groups import Groups
 from drumline.parallel.keys import bare_name
-from drumline.parallel.materialise import allocate, materialise, on_meta, seeds_of
+from drumline.parallel.materialise import allocate, check_layouts, layout_of, materialise, on_meta, seeds_of
 from drumline.parallel.ready import ReadyOptimizer, rebind
 from drumline.parallel.strategy import MakeOptimizer
 
@@ -113,9 +113,11 @@ class ShardedModel:
     def _agree(self, groups: Groups) -> tuple[list[str], int]:
         """Names of the parameters that nobody has values of, and the seed for them, rank 0's."""
         meta = on_meta(self.model)
-        answers = groups.side.exchange("sharding", [meta, torch.initial_seed()])
-        nowhere, seed = answers[0]
-        for rank, (others, _) in enumerate(answers):
+        answers = groups.side.exchange("sharding", [meta, torch.initial_seed(), layout_of(self.model)])
+        nowhere, seed, layout = answers[0]
+        if any(others != nowhere for others, *_ in answers):
+            check_layouts([other for *_, other in answers], layout)
+        for rank, (others, *_) in enumerate(answers):
             if missing := set(nowhere) - set(others):
                 raise ConfigError(
                     f"{min(missing)} is on the meta device on rank 0, and has values on rank {rank}",

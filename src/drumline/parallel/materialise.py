@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -37,10 +38,30 @@ def allocate(modules: Iterable[nn.Module], device: torch.device, made: dict[int,
 
 def room_for_values(model: nn.Module, side: SideChannel, device: torch.device) -> bool:
     """Whether ranks lack values that rank 0 has; those make room for them. All ranks call it."""
-    first, *others = side.exchange("values", names := on_meta(model))
+    names = on_meta(model)
+    answers = side.exchange("values", [names, layout_of(model)])
+    first, layout = answers[0]
+    if all(other == first for other, _ in answers):
+        return False
+    check_layouts([other for _, other in answers], layout)
     if names != first:
         allocate(model.modules(), device, {})
-    return any(other != first for other in others)
+    return True
+
+
+def layout_of(model: nn.Module) -> str:
+    """A digest of the names and shapes of the parameters, tied ones under their first name."""
+    layout = [(name, tuple(p.shape)) for name, p in model.named_parameters()]
+    return hashlib.sha256(repr(layout).encode()).hexdigest()
+
+
+def check_layouts(layouts: Sequence[str], first: str) -> None:
+    """Raise ConfigError where ranks have built unlike models: what one sends has no place on another."""
+    if any(layout != first for layout in layouts):
+        raise ConfigError(
+            "rank 0 has read a model with other parameters than its config.json describes to the other ranks",
+            "set tie_word_embeddings in config.json to what the file has: false where both tensors are in it",
+        )
 
 
 def materialise(module: nn.Module, device: torch.device, seeds: dict[nn.Module, int], made: dict[int, Tensor]) -> None:

@@ -72,9 +72,9 @@ class OnDevice:
         """Nobody else is there."""
 
     def shared(self) -> dict[str, Any]:
-        """Everything that is alike on all ranks between two windows, buffers aside."""
+        """Everything that is alike on all ranks between two windows and moves, buffers aside."""
         return {
-            "weights": dict(self._model.named_parameters()),
+            "weights": {name: p for name, p in self._model.named_parameters() if p.requires_grad},
             "average": None if self._average is None else self._average.state(),
             "learners": {name: part.update.state() for name, part in self._parts.items()},
         }
@@ -83,7 +83,8 @@ class OnDevice:
     def take_over(self, state: Mapping[str, Any]) -> None:
         """Take what another rank's `shared` gave."""
         for name, p in self._model.named_parameters():
-            p.copy_(state["weights"][name])
+            if name in state["weights"]:
+                p.copy_(state["weights"][name])
         for name, part in self._parts.items():
             part.update.load(state["learners"][name])
             part.update.entered = False

@@ -157,6 +157,20 @@ def test_text_files_are_documents(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert event["leakage"]["examples"] == [[0, 1]]
 
 
+def test_text_files_of_which_a_share_is_held_out_are_documents_too(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("call me Ishmael")
+    (tmp_path / "c.txt").write_text("call me later")
+    model = {"kind": "decoder", "width": 8, "num_layers": 1, "num_heads": 1}
+    section = {"kind": "text", "cache_dir": str(tmp_path / "cache"), "context": 4, "eval_fraction": 0.3}
+    for number, more in enumerate(([], [{"paths": [f"{tmp_path}/c.txt"], "weight": 2.0}])):
+        (tmp_path / str(number)).mkdir()
+        train = [f"{tmp_path}/[ab].txt", *more]
+        event = told(tmp_path / str(number), "language_modelling", model, train=train, **section)
+        assert (event["train"]["rows"], event["train"]["duplicates"]) == (2 + len(more), 1)
+        assert "leakage" not in event and "eval" not in event
+
+
 def test_random_tokens_and_streams_are_not_looked_through(tmp_path: Path) -> None:
     model = {"kind": "decoder", "width": 8, "num_layers": 1, "num_heads": 1}
     assert told(tmp_path, "language_modelling", model, kind="random_tokens", num_rows=4, vocab_size=9, context=8) == {}

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset
 
 from drumline import Trainer
 from drumline.build.export import answer, export
+from drumline.build.trained import final_weights
 from drumline.engine.weight_files import read_file
 from drumline.errors import ConfigError, DataError
 from drumline.models.huggingface import Embedder
@@ -134,3 +135,13 @@ def test_of_an_embedder_the_body_is_written(tmp_path: Path) -> None:
     export(RunDir(tmp_path / "run"), tmp_path / "out", None)
     found = transformers.AutoModel.from_pretrained(tmp_path / "out")
     assert_same(state_of(found), {name.removeprefix("body."): value for name, value in state_of(model).items()})
+
+
+def test_an_average_of_what_a_checkpoint_leaves_to_its_base_is_passed_over() -> None:
+    """A buffer of the base, beside an adapter."""
+    one = torch.ones(2)
+    averages = {"adapter": one * 3, "base.buffer": one * 5}
+    weights, averaged = final_weights({"model": {"adapter": one}, "average": {"averages": averages}})
+    assert averaged
+    assert weights.keys() == {"adapter"}
+    assert torch.equal(weights["adapter"], one * 3)

@@ -9,8 +9,10 @@ import datasets
 import pytest
 import tokenizers
 
-from drumline.build.rows import load_rows, tokenizer_name
+from drumline.build.rows import load_rows, read_columns, tokenizer_name
 from drumline.config.schema import RunConfig
+from drumline.data.row_formats import RowFormat
+from drumline.data.schema import Column, Schema
 from drumline.errors import ConfigError, DataError
 from tests.unit.build.data import TEXTS, recipe, write_images, write_records
 
@@ -59,6 +61,37 @@ def test_several_classes_a_row(tmp_path: Path, labels: list[Any]) -> None:
     train = write_records(tmp_path / "a.jsonl", [{"text": "x", "label": label} for label in labels])
     loaded = load_rows(recipe(tmp_path, "multi_label", NGRAMS, train=[train], eval=[]))
     assert loaded.facts.classes == ("b", "c")
+
+
+def test_rows_with_equal_texts_are_on_one_side_whatever_their_ids_and_labels(tmp_path: Path) -> None:
+    rows = [{"id": number, "text": f"row {number % 20}", "label": "ab"[number // 20 % 2]} for number in range(80)]
+    train = write_records(tmp_path / "a.jsonl", rows)
+    loaded = load_rows(recipe(tmp_path, "classification", NGRAMS, train=[train], eval_fraction=0.2))
+    assert loaded.evaluation is not None and len(loaded.evaluation) == 16
+    sides = [
+        {row["text"] for row in (part[place] for place in range(len(part)))}
+        for part in (loaded.train, loaded.evaluation)
+    ]
+    assert not sides[0] & sides[1]
+
+
+@pytest.mark.parametrize(
+    ("task", "form", "columns"),
+    [
+        ("classification", None, ("text", "text_pair")),
+        ("token_classification", None, ("tokens",)),
+        ("language_modelling", RowFormat("text", "", ("text",)), ("text",)),
+        ("language_modelling", RowFormat("chat", "", ("messages",)), ("messages", "system", "input", "tools")),
+    ],
+)
+def test_columns_that_make_a_row(tmp_path: Path, task: str, form: RowFormat | None, columns: tuple[str, ...]) -> None:
+    names = ("id", "label", "tags", "tokens", "text", "text_pair", "messages", "system", "input", "tools")
+    schema, config = (
+        Schema({name: Column({"text": 1}) for name in names}, 1),
+        recipe(tmp_path, task, NGRAMS, train=["a"]),
+    )
+    assert read_columns(config, schema, False, form) == columns
+    assert read_columns(config, schema, True, None) == ()
 
 
 def test_numbers_to_predict(tmp_path: Path) -> None:

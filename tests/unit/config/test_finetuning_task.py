@@ -99,6 +99,18 @@ def test_long_texts_are_no_label() -> None:
     assert choose_task({"text": TEXT, "topic": TEXT}, "causal").task == "language_modelling"
 
 
+@pytest.mark.parametrize("asked", [None, "language_modelling", "regression"])
+@pytest.mark.parametrize("more", [{}, {"1": few(2)}, {"spam": CLASS}])
+def test_a_text_in_the_place_of_a_name_is_neither_chosen_nor_shown(
+    asked: str | None, more: dict[str, ColumnSeen]
+) -> None:
+    first = "my sister owes the bank nine thousand"
+    with pytest.raises(ConfigError, match=r"'\(a name of 37 characters\)'") as refused:
+        choose_task({first: TEXT, **more}, "causal", asked)
+    assert "sister" not in str(refused.value) and "a table begins with a line of names" in refused.value.fix
+    assert choose_task({first: few(None), "body": TEXT}, "causal").texts == ("body",)
+
+
 @pytest.mark.parametrize(
     ("columns", "family", "asked", "words"),
     [

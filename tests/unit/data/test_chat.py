@@ -74,6 +74,21 @@ def test_system_and_tools_of_a_row() -> None:
         tools_of({"name": "f"})
 
 
+def test_nulls_that_fill_objects_up_are_dropped_and_those_in_json_stay() -> None:
+    call = {"function": {"name": "f", "arguments": {"x": 1, "of_another": None}}, "id": None}
+    said = {"function": {"name": "g", "arguments": '{"x": null}'}}
+    [message] = messages_of([{"role": "assistant", "content": None, "tool_calls": [call, said]}])
+    assert message["tool_calls"] == [
+        {"function": {"name": "f", "arguments": {"x": 1}}},
+        {"function": {"name": "g", "arguments": {"x": None}}},
+    ]
+    fields = {"x": {"type": "number", "enum": [1, None]}, "of_another": None}
+    assert tools_of([{"name": "f", "parameters": {"properties": fields, "required": None}}]) == [
+        {"name": "f", "parameters": {"properties": {"x": {"type": "number", "enum": [1, None]}}}}
+    ]
+    assert tools_of('[{"name": "f", "default": null}]') == [{"name": "f", "default": None}]
+
+
 def test_texts_and_numbers_are_no_messages() -> None:
     assert not any(map(is_messages, ("a", "[1]", '[{"a": 1}]', None, [], [1], {"role": "user"})))
 

@@ -70,6 +70,20 @@ def test_the_same_rows_are_held_out_in_another_order_and_with_more_behind_them()
     assert len(set(texts(held_out)) & set(texts(more))) >= 18
 
 
+def test_rows_are_equal_by_the_columns_that_are_read() -> None:
+    rows = Rows([{"id": number, "text": f"row {number % 50}", "label": number % 3} for number in range(100)])
+    train, held_out = split_off(rows, 0.1, ["text"])
+    assert held_out is not None and len(held_out) == 10
+    assert not set(texts(train)) & set(texts(held_out))
+    _, other = split_off(Rows([{"text": row["text"]} for row in rows.rows]), 0.1, ["text"])
+    assert other is not None and texts(other) == texts(held_out)
+
+
+def test_a_frequent_row_leaves_the_room_to_others() -> None:
+    hashes = np.array([0, *[1] * 50, *range(2, 51)], dtype=np.uint64)
+    assert np.flatnonzero(lowest(hashes, 0.05)).tolist() == [0, 51, 52, 53, 54]
+
+
 def test_at_least_one_row_and_at_most_2000_are_held_out() -> None:
     assert lowest(np.arange(5, dtype=np.uint64), 0.01).sum() == 1
     assert lowest(np.arange(100_000, dtype=np.uint64), 0.1).sum() == 2000
@@ -101,6 +115,27 @@ def test_parts_keep_their_weights_and_share_no_row() -> None:
     assert not set(texts(train)) & set(texts(held_out))
 
 
+def test_a_source_that_is_all_on_one_side_is_no_part_of_the_other() -> None:
+    all_alike = Rows([{"text": "same"}] * 8)
+    whole = Schema({}, 68, num_bad=3, bad_rows=(Path("bad.jsonl"),))
+    train, held_out = split_off(Mixture([(numbered(60), 2.0), (all_alike, 0.5)], whole), 0.1)
+    assert isinstance(train, Mixture) and train.weights == (2.0, 0.5)
+    assert held_out is not None and not isinstance(held_out, Mixture) and len(held_out) == 7
+    assert held_out.schema == Schema({}, 7) and train.schema == Schema({}, 61, 3, (Path("bad.jsonl"),))
+    hashes = row_hashes(numbered(60)).tolist()
+    lowest_of_all = Rows([numbered(60).rows[hashes.index(min(hashes))]])
+    train, held_out = split_off(Mixture([(numbered(60), 1.0), (lowest_of_all, 1.0)], whole), 0.05)
+    assert held_out is not None and len(held_out) == 3
+    assert not isinstance(train, Mixture) and train.schema.num_rows == len(train) == 58
+
+
+def test_what_is_held_out_of_one_source_has_no_bad_rows() -> None:
+    rows = numbered(20)
+    rows.schema = Schema({}, 20, num_bad=3, bad_rows=(Path("bad.jsonl"),))
+    train, held_out = split_off(rows, 0.1)
+    assert held_out is not None and held_out.schema == Schema({}, 2) and train.schema.num_bad == 3
+
+
 def test_rows_of_files_are_told_by_their_content_whatever_the_columns_are_called(tmp_path: Path) -> None:
     lines = [json.dumps({"body": f"row {number}"}) for number in range(40)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
@@ -111,6 +146,7 @@ def test_rows_of_files_are_told_by_their_content_whatever_the_columns_are_called
     assert held_out is not None and len(held_out) == 10
     assert sorted([*texts(train), *texts(held_out)]) == sorted(f"row {number}" for number in range(40))
     assert texts(pickle.loads(pickle.dumps(held_out))) == texts(held_out)
+    assert texts(split_off(rows, 0.25, ["text"])[1]) == texts(split_off(Rows(list(rows)), 0.25, ["text"])[1])
 
 
 def test_windows_of_a_text_are_held_out_too() -> None:

@@ -21,6 +21,8 @@ CHAT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         ({"conversations": [{"from": "human", "value": "a"}]}, "chat", "as ShareGPT writes them", True),
         ({"prompt": "a", "completion": "b"}, "prompt_completion", "a prompt and its completion", False),
         ({"prompt": CHAT[:1], "completion": CHAT[1:]}, "prompt_completion", "its completion as messages", True),
+        ({"prompt": CHAT[:1], "completion": "b"}, "prompt_completion", "its completion as messages", True),
+        ({"messages": None, "text": "a"}, "text", "text: plain texts", False),
         ({"prompt": "a", "completion": '[{"x": 1}]'}, "prompt_completion", "a prompt and its completion", False),
         ({"instruction": "a", "input": "", "output": "b"}, "prompt_completion", "with input: an instruction", False),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, "preference", "a prompt with two answers", False),

@@ -245,6 +245,12 @@ def test_a_tokenizer_that_puts_a_space_before_a_text(tmp_path: Path) -> None:
         assert ids[: len(prompt)].tolist() == prompt.tolist() and learned[len(prompt)]
 
 
+@pytest.mark.parametrize("character", ["\U000f0001", "\U000f1000", "\U000ffffd"])
+def test_a_template_that_holds_what_stands_for_control_tokens_is_refused(tmp_path: Path, character: str) -> None:
+    with pytest.raises(ConfigError, match="this test holds characters for private use"):
+        by(f"{{% for message in messages %}}{character}{TURN}{{% endfor %}}", byte_level(tmp_path))
+
+
 def test_a_template_that_ends_no_answer_is_told(tmp_path: Path) -> None:
     tokenizer = byte_level(tmp_path)
     assert by(unmarked("phi3"), tokenizer).ends_answers

@@ -295,3 +295,50 @@ def test_a_base_is_known_by_shape_and_values(tmp_path: Path) -> None:
     ):
         problem = base_problem(subject, base, names)
         assert problem is not None and words in problem[0]
+
+
+def test_a_base_whose_layers_were_trained_in_between_is_another(tmp_path: Path) -> None:
+    """Also where neither the first nor the last tensor of the file has moved."""
+    model = llama(num_hidden_layers=3)
+    model.save_pretrained(tmp_path / "one")
+    with torch.no_grad():
+        model.model.layers[1].mlp.gate_proj.weight += 0.5
+    model.save_pretrained(tmp_path / "two")
+    one, two = (base_identity(config_for(tmp_path / name))["checksum"] for name in ("one", "two"))
+    assert one != two
+    assert base_identity(config_for(tmp_path / "one"))["checksum"] == one
+
+
+def test_what_is_trained_whole_beside_half_precision_is_float32(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    plain = llama().bfloat16().eval()
+    expected = logits(plain)
+    config = config_for(tmp_path, train_also=["input_layernorm", "embed_tokens"])
+    model = with_adapter(llama().bfloat16(), config, "causal")
+    trained = {p.dtype for p in model.parameters() if p.requires_grad}
+    assert trained == {torch.float32}
+    found = logits(model)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+
+
+def test_without_its_matrices_it_computes_as_in_evaluation(tmp_path: Path) -> None:
+    """A reference has no dropout."""
+    gpt2().save_pretrained(tmp_path)
+    model: Any = with_adapter(gpt2(), config_for(tmp_path), "causal").train()
+    with torch.no_grad(), without_adapter(model):
+        one, two = (model(input_ids=IDS).logits for _ in range(2))
+    assert torch.equal(one, two)
+    assert all(module.training for module in model.modules())
+
+
+def test_packed_weights_that_come_from_elsewhere_are_merged(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    config = config_for(tmp_path, targets=["q_proj"], quantise="nf4")
+    model = moved(with_adapter(llama(), config, "causal"))
+    expected = merged(model)
+    given = {name: value.clone() for name, value in model.state_dict().items()}
+    found = merged(model.to("meta"), given)
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name], msg=name)

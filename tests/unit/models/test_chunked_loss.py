@@ -222,3 +222,15 @@ def test_the_compiler_sees_one_graph() -> None:
 def test_other_models_are_refused() -> None:
     with pytest.raises(ConfigError, match="a Embedding gives logits"):
         LanguageModelling(VOCABULARY, chunked_loss=True).forward(nn.Embedding(VOCABULARY, VOCABULARY), batch())
+
+
+def test_gradients_in_float16_do_not_overflow_before_they_are_scaled() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2048, 32, generator=generator) * 40 + 60
+    weight = (torch.randn(64, 32, generator=generator) * 0.02).requires_grad_()
+    labels = torch.zeros(2048, dtype=torch.int64)
+    with torch.autocast("cpu", torch.float16):
+        loss = chunked_cross_entropy(x, Output(weight), labels).total
+    (found,) = torch.autograd.grad(loss * 1e-4, weight)
+    (expected,) = torch.autograd.grad(plain(x, weight, labels) * 1e-4, weight)
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from drumline.errors import ConfigError
-from drumline.parallel.materialise import allocate, materialise, on_meta, seeds_of
+from drumline.parallel.materialise import allocate, check_layouts, layout_of, materialise, on_meta, seeds_of
 
 CPU = torch.device("cpu")
 
@@ -65,3 +65,12 @@ def test_memory_without_values_keeps_ties() -> None:
     allocate(model.modules(), CPU, {})
     assert on_meta(model) == [] and model[3].weight is model[0].weight
     assert not model.get_buffer("1.running_mean").is_meta
+
+
+def test_unlike_models_are_told_by_names_and_shapes() -> None:
+    tied, untied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)), nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    tied[1].weight = tied[0].weight
+    assert layout_of(untied) == layout_of(nn.Sequential(nn.Linear(3, 3, device="meta"), nn.Linear(3, 3)))
+    check_layouts([layout_of(untied)] * 2, layout_of(untied))
+    with pytest.raises(ConfigError, match="tie_word_embeddings"):
+        check_layouts([layout_of(untied), layout_of(tied)], layout_of(untied))
