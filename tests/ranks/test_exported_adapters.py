@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,10 @@ def train_and_export(case: Case) -> dict[str, Any]:
 
         base = read_json(alone / "adapter_config.json")["base_model_name_or_path"]
         whole = transformers.AutoModelForCausalLM.from_pretrained(base, local_files_only=True)
-        found["alone"] = logits(PeftModel.from_pretrained(whole, str(alone)))
+        with warnings.catch_warnings():  # peft's own, of what is trained and tied, and of a name in transformers
+            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings=True`", UserWarning)
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+            found["alone"] = logits(PeftModel.from_pretrained(whole, str(alone)))
     return found
 
 

@@ -69,7 +69,7 @@ def train(directory: str, kind: str, adapted: bool, updates: int = UPDATES) -> A
             "global_batch": 5,
             "micro_batch": 2,
             "max_steps": UPDATES,
-            "lr": 0.03,
+            "lr": 0.05 if adapted else 0.03,  # matrices that begin at zero move the scores little
             "optimizer": {"name": "adamw", "weight_decay": 0.1},
         },
         "parallel": parallel,
@@ -96,7 +96,7 @@ def test_one_answer_and_resume(ranks: RankPool, tmp_path: Path, adapted: bool, k
     """Two ranks give what one gives, up to a checkpoint in the middle, and one goes on from it as from its own."""
     ((losses, found, weights),) = ranks.run(1, train, fresh(tmp_path), "single", adapted, timeout=60)
     assert losses[0][0] == pytest.approx(math.log(2), abs=1e-15) and losses[0][2] == 0
-    assert losses[-1][0] < losses[0][0] - 0.03 and found["accuracy"] > 0.5
+    assert found["loss"] < losses[0][0] - 0.03 and found["accuracy"] > 0.5
     assert found["margin"] == pytest.approx(found["chosen_reward"] - found["rejected_reward"])
     assert not any("reference" in name for name in weights)
     directory = fresh(tmp_path)
