@@ -105,7 +105,7 @@ def _compare(before: Snapshot, after: Snapshot) -> list[str]:
     for pid in sorted(after.children - before.children):
         leaks.append(f"child process {pid} ({_describe(pid)})")
     for number, handler in before.handlers.items():
-        if after.handlers[number] != handler and not _is_foreign(after.handlers[number]):
+        if after.handlers[number] != handler and not _is_loaders(after.handlers[number]):
             leaks.append(f"handler of {_signal_name(number)}: {handler!r} became {after.handlers[number]!r}")
     for name, value in before.settings.items():
         if after.settings[name] != value:
@@ -122,11 +122,9 @@ def _directory() -> str:
         return "a removed directory"
 
 
-def _is_foreign(handler: Any) -> bool:
-    """Whether others have installed it for good: torch's DataLoader with its first process, or a library in C (None),
-    such as CUDA's profiler.
-    """
-    return handler is None or str(getattr(handler, "__module__", "")).startswith("torch.utils.data")
+def _is_loaders(handler: Any) -> bool:
+    """Whether it is the one that torch's DataLoader installs with its first process and never takes back."""
+    return str(getattr(handler, "__module__", "")).startswith("torch.utils.data")
 
 
 def _signal_name(number: int) -> str:
