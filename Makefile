@@ -5,8 +5,9 @@ PYTHON ?= python3
 BIN := .venv/bin
 ASSETS ?= $(CURDIR)/.venv/test-assets
 PYTEST := $(BIN)/python -m pytest
-# Folders that hold tests; an empty one does not outlive a clone.
-FAST_TESTS := $(wildcard tests/unit tests/contract tests/ranks tests/cli tests/examples tests/chaos)
+# Folders that hold tests; an empty one does not outlive a clone. Most of the first are one process, so two run at once.
+TWO_AT_ONCE := $(wildcard tests/unit tests/contract)
+ONE_BY_ONE := $(wildcard tests/ranks tests/cli tests/examples tests/service tests/chaos)
 
 .PHONY: help .venv demo test unit test-system assets lint types format docs clean
 .DELETE_ON_ERROR:
@@ -38,10 +39,11 @@ demo: .venv
 	&& $(BIN)/drumline report runs/$$name
 
 test: .venv
-	$(PYTEST) $(FAST_TESTS)
+	$(PYTEST) --numprocesses 2 $(TWO_AT_ONCE)
+	$(PYTEST) $(ONE_BY_ONE)
 
 unit: .venv
-	$(PYTEST) tests/unit
+	$(PYTEST) --numprocesses 2 tests/unit
 
 test-system: .venv
 	DRUMLINE_TEST_ASSETS=$(ASSETS) $(PYTEST) -m system tests

@@ -6,6 +6,7 @@ function, and leaves a record if that fails.
 
 from __future__ import annotations
 
+import atexit
 import os
 import runpy
 import signal
@@ -13,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from drumline.errors import Interrupted
 from drumline.launcher.calls import result_file, run_call
@@ -46,7 +48,7 @@ def main(arguments: list[str]) -> None:
     except Interrupted as stop:
         # To torch elastic any other status is a failure, on which the other ranks have but seconds to end.
         write_json(stopped_file(spec.run, rank), {"time": time.time(), "reason": stop.reason})
-        sys.exit(0)
+        _leave(spec)
     except KeyboardInterrupt:
         # Everybody who pressed Ctrl-C knows; a traceback a rank would bury what matters.
         sys.exit(_INTERRUPTED)
@@ -61,6 +63,17 @@ def main(arguments: list[str]) -> None:
         error.__traceback__ = _own_part(error.__traceback__)
         sys.excepthook(type(error), error, error.__traceback__)
         sys.exit(_record(spec, rank, error))
+    _leave(spec)
+
+
+def _leave(spec: LaunchSpec) -> NoReturn:
+    """End with status 0. Our own worker has closed what it had; to take torch apart as well would cost a second."""
+    if spec.target == _TRAINS:
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(0)
+    sys.exit(0)
 
 
 def run_target(spec: LaunchSpec, rank: int) -> None:
