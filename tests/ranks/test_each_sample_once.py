@@ -16,6 +16,8 @@ from tests.ranks.training import Case, MaskedRegression, MaskedRows, config_of, 
 
 SIZES = (1, 2, 7, 10, 21)
 BATCHES = (1, 4, 256)
+EVALUATED = ((0, 4), (1, 1), (2, 256), (7, 4), (10, 1), (21, 4), (21, 256))
+"""Sizes with batches: none, fewer than ranks, as many, uneven, in one batch and in many."""
 
 
 def train_all(cases: list[Case]) -> list[list[int]]:
@@ -76,8 +78,7 @@ def test_evaluation_is_exact(ranks: RankPool, tmp_path: Path) -> None:
                 {"train": {"global_batch": 4, "epochs": 1}, "evaluate": {"batch": batch}},
                 num_eval_rows=size,
             )
-            for size in (0, *SIZES)
-            for batch in BATCHES
+            for size, batch in EVALUATED
         ]
 
     (alone,) = ranks.run(1, evaluate_all, cases("one"))
