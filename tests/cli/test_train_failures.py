@@ -80,7 +80,7 @@ def test_what_can_be_refused_at_once_starts_nobody(setting: str, problem: str, f
     ("file", "content", "problem", "fix"),
     [
         ("absent.txt", None, "failed: data.train: there is no file 'absent.txt'", "fix: correct the name:"),
-        ("empty.txt", b"", "failed: data.train: all 1 files are empty", "fix: name files with text"),
+        ("empty.txt", b"", "failed: data.train: its file is empty", "fix: name files with text"),
         (
             "latin.txt",
             b"caf\xe9 \xc3\xa9",

@@ -91,6 +91,9 @@ def test_a_dry_run_takes_nothing_and_tells_all(tmp_path: Path, model: Path) -> N
     assert not (tmp_path / "runs").exists()
     missing = finetune(tmp_path, "--model", "nowhere/at/all", "--data", "ads.txt")
     assert (missing.status, "nowhere/at/all" in missing.err, "fix: " in missing.err) == (2, True, True)
+    (tmp_path / "empty.jsonl").touch()
+    empty = finetune(tmp_path, "--model", str(model), "--data", "empty.jsonl")
+    assert (empty.status, "--data: its file is empty\n  fix: " in empty.err) == (2, True)
 
 
 def test_the_calls_of_an_ads_service(tmp_path: Path, model: Path) -> None:

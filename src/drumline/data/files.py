@@ -43,7 +43,8 @@ def expand_files(patterns: Sequence[str], setting: str = "data.train", example: 
             found.setdefault(path.resolve(), path)
     files = sorted(found.values(), key=natural_key)
     if not any(path.stat().st_size for path in files):
-        raise DataError(f"{setting}: all {len(files)} files are empty", f"name files with text in {setting}")
+        what = "its file is empty" if len(files) == 1 else f"all {len(files)} files are empty"
+        raise DataError(f"{setting}: {what}", f"name files with text in {setting}")
     return files
 
 
