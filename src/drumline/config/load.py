@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -16,6 +16,8 @@ from drumline.config.recipes import find_recipe
 from drumline.config.schema import RunConfig
 from drumline.config.source import Dumper, Layer, from_mapping, read_file, read_text
 
+M = TypeVar("M", bound=BaseModel)
+
 
 def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
     """Read a recipe (a path, or the name of a packed one; None: defaults only) and apply overrides in their order.
@@ -25,8 +27,8 @@ def load_config(recipe: str | Path | None, overrides: Sequence[str] = ()) -> Run
     """
     layer = Layer({}, {(): Place("the defaults")}) if recipe is None else read_file(find_recipe(recipe))
     for override in overrides:
-        _apply(layer, override)
-    return _validated(layer)
+        apply_override(layer, override)
+    return validated(layer, RunConfig)
 
 
 def config_from_mapping(mapping: Mapping[str, Any], source: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -36,15 +38,15 @@ def config_from_mapping(mapping: Mapping[str, Any], source: str, overrides: Sequ
     """
     layer = from_mapping(mapping, source)
     for override in overrides:
-        _apply(layer, override)
-    return _validated(layer)
+        apply_override(layer, override)
+    return validated(layer, RunConfig)
 
 
 def read_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """What overrides say, as nested sections; nobody has looked whether it is right. Raises ConfigError for no YAML."""
     layer = Layer({}, {(): Place("the overrides")})
     for override in overrides:
-        _apply(layer, override)
+        apply_override(layer, override)
     values: dict[str, Any] = layer.value
     return values
 
@@ -55,48 +57,50 @@ def dump_config(config: RunConfig) -> str:
     return yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=120)
 
 
-def _apply(layer: Layer, override: str) -> None:
-    source = f"--set {override}"
+def apply_override(layer: Layer, override: str, *, option: str = "--set", example: str = "train.lr=0.001") -> None:
+    """Put what `a.b=c` says into a layer. Raises ConfigError for what is none, with the example as its fix."""
+    source = f"{option} {override}"
     name, equals, text = override.partition("=")
     key = tuple(part.strip() for part in name.split("."))
     if not equals or not all(key):
-        raise refuse([Problem(Place(source), (), "this is not KEY=VALUE", "write it as in --set train.lr=0.001")])
+        raise refuse([Problem(Place(source), (), "this is not KEY=VALUE", f"write it as in {option} {example}")])
     layer.put(key, read_text(text, source, numbered=False))
 
 
-def _validated(layer: Layer) -> RunConfig:
-    _fill_kinds(layer.value)
+def validated(layer: Layer, root: type[M]) -> M:
+    """Make a `root` of a layer. Raises ConfigError that lists every mistake with its place."""
+    _fill_kinds(layer.value, root)
     error = None
     try:
-        config = RunConfig.model_validate(layer.value)
+        config = root.model_validate(layer.value)
     except ValidationError as first:
-        _restore_texts(first, layer)
+        _restore_texts(first, layer, root)
         try:
-            config = RunConfig.model_validate(layer.value)
+            config = root.model_validate(layer.value)
         except ValidationError as second:
             error = second
     known = {problem.key for problem in layer.problems}
-    found = explain(error, layer, RunConfig) if error else []
+    found = explain(error, layer, root) if error else []
     problems = layer.problems + [problem for problem in found if problem.key not in known]
     if problems:
         raise refuse(problems)
     return config
 
 
-def _fill_kinds(values: dict[str, Any]) -> None:
+def _fill_kinds(values: dict[str, Any], root: type[BaseModel]) -> None:
     """A section that names no kind is of the default's kind, as each of its other keys has its default."""
-    for name, field in RunConfig.model_fields.items():
+    for name, field in root.model_fields.items():
         section = values.get(name)
         if isinstance(field.default, BaseModel) and isinstance(section, dict) and hasattr(field.default, "kind"):
             section.setdefault("kind", field.default.kind)
 
 
-def _restore_texts(error: ValidationError, layer: Layer) -> None:
+def _restore_texts(error: ValidationError, layer: Layer, root: type[BaseModel]) -> None:
     """Where text is wanted, a scalar is what was typed: `name: 1.10` is no number, `gpus: [0]` holds no number."""
     for found in error.errors(include_url=False):
         if found["type"] not in ("string_type", "path_type") or found["input"] is None:
             continue
-        key = locate(RunConfig, found["loc"]).key
+        key = locate(root, found["loc"]).key
         place = layer.places.get(key)
         if place and place.text is not None:
             parent = layer.value

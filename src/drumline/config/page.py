@@ -1,4 +1,4 @@
-"""Writes the reference page of all settings, docs/config.md, from the schema: `make docs`."""
+"""Writes the reference pages docs/config.md and docs/service-config.md from the schemas: `make docs`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from drumline.config.fields import Model, entry_sections, field_leaves, kind_of, sections_of, wanted
 from drumline.config.schema import RunConfig
+from drumline.config.service import ServiceConfig
 
 _HEAD = """# Settings
 
@@ -30,9 +31,33 @@ what "none" means below. `drumline config show RECIPE` prints what a recipe come
 """
 
 
+_SERVICE_HEAD = """# Settings of the service
+
+<!-- Written by `make docs` from src/drumline/config/service.py: change the descriptions there. -->
+
+The same in a YAML file (`drumline serve --config FILE`), after `--set` and in Python:
+
+```yaml
+port: 8000
+files:
+  model_names: {gpt2: /models/gpt2}
+```
+
+is `--set port=8000 --set files.model_names.gpt2=/models/gpt2`, and `ServiceConfig(port=8000, files=...)`. Later ones
+win: the defaults below, then the file, then each `--set` in its order. A key that is not listed here is an error.
+YAML's `null` is Python's `None`, and what "none" means below. Relative paths count from the folder in which the service
+is started.
+"""
+
+
 def config_page() -> str:
-    """The page in Markdown: a table a section, in the schema's order."""
+    """docs/config.md in Markdown: a table a section, in the schema's order."""
     return "\n".join([_HEAD, *_section(RunConfig, "", "")])
+
+
+def service_page() -> str:
+    """docs/service-config.md, made as config_page is."""
+    return "\n".join([_SERVICE_HEAD, *_section(ServiceConfig, "", "")])
 
 
 def _section(section: Model, name: str, heading: str) -> Iterator[str]:
@@ -93,7 +118,7 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "must be given"
     value = list(field.default) if isinstance(field.default, tuple) else field.default
-    text = value if isinstance(value, str) else json.dumps(value, default=str).strip('"')
+    text = value or "''" if isinstance(value, str) else json.dumps(value, default=str).strip('"')
     return f"`{text}`"
 
 

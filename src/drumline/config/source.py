@@ -66,8 +66,14 @@ class Layer:
         self.problems += (Problem(p.place, (*key, *p.key), p.what, p.fix) for p in other.problems)
 
 
-def read_file(path: Path) -> Layer:
-    """Read a recipe. Raises ConfigError for what is no YAML mapping in UTF-8, with the line where there is one."""
+FROM_A_RECIPE = "start from a packed recipe: drumline config copy quickstart PATH"
+
+
+def read_file(path: Path, *, called: str = "a recipe", if_empty: str = FROM_A_RECIPE) -> Layer:
+    """Read settings. Raises ConfigError for what is no YAML mapping in UTF-8, with the line where there is one.
+
+    called, if_empty: what errors call such a file, and what to do about one without content.
+    """
     name = str(path)
     try:
         data = path.read_bytes()
@@ -85,10 +91,9 @@ def read_file(path: Path) -> Layer:
         raise refuse([Problem(place, (), "this is not UTF-8 text", "save the file as UTF-8")]) from None
     layer = read_text(text, name)
     if layer.value is None:
-        fix = "start from a packed recipe: drumline config copy quickstart PATH"
-        raise refuse([Problem(Place(name), (), "the file is empty", fix)])
+        raise refuse([Problem(Place(name), (), "the file is empty", if_empty)])
     if not isinstance(layer.value, dict):
-        what = f"a recipe is a mapping of keys to values, not {shown(layer.value)}"
+        what = f"{called} is a mapping of keys to values, not {shown(layer.value)}"
         raise refuse([Problem(layer.places[()], (), what, "write lines of the form 'key: value', such as 'seed: 0'")])
     return layer
 
