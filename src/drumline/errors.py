@@ -75,6 +75,24 @@ class ServeError(DrumlineError):
     exit_status = 2
 
 
+class ServiceUnreachable(DrumlineError):
+    """No service answers at the address, or no longer."""
+
+    code = "unreachable"
+
+
+class RemoteError(DrumlineError):
+    """What a service answered where no other error has its code; `code` and `status` are the answer's."""
+
+    code = "remote"
+
+    def __init__(self, problem: str, fix: str, code: str, status: int) -> None:
+        super().__init__(problem, fix)
+        self.args = (problem, fix, code, status)
+        self.code = code
+        self.status = status
+
+
 class ValueRangeError(DrumlineError):
     """Token ids or labels outside of what the model can take, caught before the device sees them."""
 
@@ -127,6 +145,75 @@ class RestartNeeded(DrumlineError):
     """The run can only go on in new processes, from the state that was saved just before."""
 
     code = "restart"
+
+
+class Unauthorized(DrumlineError):
+    """No API key where one is needed, or one that is unknown, revoked or past its end."""
+
+    code = "unauthorized"
+    exit_status = 2
+
+
+class RateLimited(DrumlineError):
+    """More requests than a key or an address may make; `retry_after_s` says when there may be another."""
+
+    code = "rate"
+
+    def __init__(self, problem: str, fix: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(problem, fix)
+        self.retry_after_s = retry_after_s
+
+
+class Busy(DrumlineError):
+    """As much as is allowed goes on already; later there may be room."""
+
+    code = "busy"
+    retry_after_s = 5.0
+
+
+class StoreError(DrumlineError):
+    """The store of jobs cannot be reached, read or written; nothing of the change was kept."""
+
+    code = "store"
+
+
+class Conflict(DrumlineError):
+    """What was to be changed has been changed by somebody else meanwhile."""
+
+    code = "conflict"
+
+
+class IdempotencyConflict(Conflict):
+    """An idempotency key that was used before, for another request."""
+
+    code = "idempotency_conflict"
+
+
+class Forbidden(DrumlineError):
+    """Who asks is known, and may not do this."""
+
+    code = "forbidden"
+    exit_status = 2
+
+
+class NotFound(DrumlineError):
+    """There is no such thing, or it is another owner's."""
+
+    code = "not_found"
+    exit_status = 2
+
+
+class TooLarge(DrumlineError):
+    """A request with more in it than one may have."""
+
+    code = "too_large"
+    exit_status = 2
+
+
+class Quota(DrumlineError):
+    """An owner has as much as one may have already."""
+
+    code = "quota"
 
 
 class Interrupted(SystemExit):

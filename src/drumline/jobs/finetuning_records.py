@@ -10,6 +10,7 @@ from typing import Any
 
 import psutil
 
+from drumline.jobs.keeper_files import error_in
 from drumline.monitor.runs import RunFacts, RunWatch
 from drumline.monitor.spending import total_spending
 from drumline.rundir import RunDir, read_json, read_lines, write_json
@@ -172,11 +173,6 @@ def best_loss(history: tuple[Mapping[str, Any], ...]) -> float | None:
 def last_error(log: Path) -> tuple[str, str] | None:
     """Problem and fix of the last error that a command printed; None where it printed none."""
     try:
-        text = log.read_text(encoding="utf-8", errors="replace")
+        return error_in(log.read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return None
-    _, mark, last = f"\n{text}".rpartition("\nerror: ")
-    if not mark:
-        return None
-    problem, _, fix = last.strip().partition("\n  fix: ")
-    return problem, fix

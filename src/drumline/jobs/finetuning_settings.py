@@ -29,15 +29,32 @@ SHORT_NAMES = {
 }
 """What may be said besides the schema's own dotted names (train.lr) and sections ({"train": {"lr": ...}})."""
 
+DECIDED_ELSEWHERE = frozenset({"distributed_training", "sync_batch_norm"})
+"""Of others' settings, what changes no number here: how processes are spread is asked for beside the settings, and the
+models that are fine-tuned have no BatchNorm (parallel.kind ddp has a sync_batch_norm for those that have)."""
+OTHER_NAMES = ("mixed_precision", "use_multi_gpu", *sorted(DECIDED_ELSEWHERE))
+
 
 def as_overrides(settings: Mapping[str, Any]) -> list[str]:
     """Settings as --set takes them, in their order. Raises ConfigError for a name that nobody knows."""
     return [f"{name}={_text(value)}" for key, given in settings.items() for name, value in _named(str(key), given)]
 
 
+def as_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The same as values by the schema's dotted names; of a name that comes twice the last value counts."""
+    return {name: value for key, given in settings.items() for name, value in _named(str(key), given)}
+
+
 def _named(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     if key == "mixed_precision" and isinstance(value, bool):
         yield "train.precision", "auto" if value else "fp32"
+    elif key == "use_multi_gpu" and isinstance(value, bool):
+        if not value:
+            yield "parallel.kind", "single"
+    elif key in DECIDED_ELSEWHERE and isinstance(value, bool):
+        return
+    elif key == "backend" and value == "nccl":
+        return  # what auto comes to between GPUs; without any nobody could mean it
     elif key == "gpu_ids" and not value:
         return  # an empty list is how somebody says: all of them
     elif key in SHORT_NAMES:
@@ -45,11 +62,11 @@ def _named(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif "." in key or key in RunConfig.model_fields:
         yield from _flat(key, value)
     else:
-        near = get_close_matches(key, [*SHORT_NAMES, "mixed_precision"], 1)
+        near = get_close_matches(key, [*SHORT_NAMES, *OTHER_NAMES], 1)
         raise ConfigError(
             f"training_config has no setting {key!r}",
             (f"did you mean {near[0]}? " if near else "")
-            + f"It takes {', '.join(SHORT_NAMES)}, mixed_precision, and any name of the schema, as train.schedule.name",
+            + f"It takes {', '.join([*SHORT_NAMES, *OTHER_NAMES])}, and any name of the schema, as train.schedule.name",
         )
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from drumline.config.load import config_from_mapping
 from drumline.errors import ConfigError
-from drumline.jobs.finetuning_settings import SHORT_NAMES, as_overrides
+from drumline.jobs.finetuning_settings import SHORT_NAMES, as_overrides, as_settings
 
 
 def test_usual_names_are_the_schemas() -> None:
@@ -28,6 +28,9 @@ def test_usual_names_are_the_schemas() -> None:
         ({"gpu_ids": []}, "hardware", "gpus", None),
         ({"memory_fraction": 0.9}, "hardware", "memory_fraction", 0.9),
         ({"backend": "gloo"}, "parallel", "backend", "gloo"),
+        ({"backend": "nccl"}, "parallel", "backend", "auto"),
+        ({"use_multi_gpu": False}, "parallel", "kind", "single"),
+        ({"use_multi_gpu": True, "distributed_training": True, "sync_batch_norm": True}, "parallel", "kind", "auto"),
         ({"train.compile": "none"}, "train", "compile", "none"),
         ({"checkpoint": {"every": 7}}, "checkpoint", "every", 7),
         ({"model": {"adapter": {"kind": "dora", "rank": 4}}}, "model", "adapter", {"kind": "dora", "rank": 4}),
@@ -38,6 +41,13 @@ def test_each_comes_to_the_setting_that_is_meant(settings: dict[str, Any], secti
     base = {"model": {"kind": "huggingface", "path": "m"}}
     found = config_from_mapping(base, "here", as_overrides(settings)).model_dump(mode="json")[section][name]
     assert {**found, **value} == found if isinstance(value, dict) else found == value
+
+
+def test_the_same_as_values_of_which_the_last_counts() -> None:
+    assert as_settings({"lr": 1.0, "learning_rate": 2.0, "train": {"epochs": 3}, "gpu_ids": []}) == {
+        "train.lr": 2.0,
+        "train.epochs": 3,
+    }
 
 
 def test_every_short_name_stands_for_a_setting() -> None:

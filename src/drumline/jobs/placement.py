@@ -1,0 +1,90 @@
+"""Which devices a job gets: of one group where it fits, and of the fullest such group, so that whole ones stay free."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterable
+
+from drumline.jobs.records import Device
+
+
+def suits(device: Device, memory_bytes: int | None) -> bool:
+    """Whether it has that much memory; one whose memory is not known (a slot) suits every job."""
+    return memory_bytes is None or device.memory_bytes is None or device.memory_bytes >= memory_bytes
+
+
+class Pool:
+    """Devices that can be taken, each once. Which are taken follows from what was put in and taken before."""
+
+    def __init__(self, devices: Iterable[Device] = ()) -> None:
+        self._groups: dict[int, list[Device]] = {}
+        self._by_size: dict[int, dict[int, None]] = {}
+        self._memory: list[float] = []
+        self.put(devices)
+
+    def put(self, devices: Iterable[Device]) -> None:
+        """Add devices."""
+        added: dict[int, list[Device]] = {}
+        for device in devices:
+            added.setdefault(device.group, []).append(device)
+        self._memory += [_memory(device) for members in added.values() for device in members]
+        self._memory.sort()
+        for number, members in added.items():
+            self._set(number, [*self._groups.get(number, ()), *members])
+
+    def count(self, memory_bytes: int | None = None) -> int:
+        """How many there are, with that much memory each."""
+        if memory_bytes is None:
+            return len(self._memory)
+        return len(self._memory) - bisect_left(self._memory, memory_bytes)
+
+    def take(self, count: int, memory_bytes: int | None = None) -> list[Device]:
+        """Remove that many devices with that much memory; at most `count(memory_bytes)` may be asked for."""
+        if memory_bytes is not None and self.count(memory_bytes) == self.count():
+            memory_bytes = None
+        taken: list[Device] = []
+        while len(taken) < count:
+            missing = count - len(taken)
+            number = self._group_of_all(missing) if memory_bytes is None else self._group(missing, memory_bytes)
+            members = self._groups[number]
+            if memory_bytes is None:
+                chosen, rest = members[:missing], members[missing:]
+            else:
+                chosen = [device for device in members if suits(device, memory_bytes)][:missing]
+                ids = {device.id for device in chosen}
+                rest = [device for device in members if device.id not in ids]
+            self._set(number, rest)
+            for device in chosen:
+                del self._memory[bisect_left(self._memory, _memory(device))]
+            taken += chosen
+        return taken
+
+    def _group_of_all(self, count: int) -> int:
+        """The smallest group that has so many, or else the largest."""
+        enough = [size for size in self._by_size if size >= count]
+        return next(iter(self._by_size[min(enough) if enough else max(self._by_size)]))
+
+    def _group(self, count: int, memory_bytes: int) -> int:
+        """The same, of those devices that have so much memory."""
+        sizes = {
+            number: sum(suits(device, memory_bytes) for device in members) for number, members in self._groups.items()
+        }
+        enough = [number for number, size in sizes.items() if size >= count]
+        if enough:
+            return min(enough, key=lambda number: (sizes[number], number))
+        return min(sizes, key=lambda number: (-sizes[number], number))
+
+    def _set(self, number: int, members: list[Device]) -> None:
+        old = len(self._groups.pop(number, ()))
+        if old:
+            self._by_size[old].pop(number)
+            if not self._by_size[old]:
+                del self._by_size[old]
+        if members:
+            self._groups[number] = members
+            self._by_size.setdefault(len(members), {})[number] = None
+
+
+def _memory(device: Device) -> float:
+    return math.inf if device.memory_bytes is None else device.memory_bytes

@@ -1,0 +1,279 @@
+"""The state machine of a job: an event comes in, the job as it then is and what is to be done come out. Pure."""
+
+from __future__ import annotations
+
+import signal as signals
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from drumline.jobs.events import (
+    Asked,
+    AskToStop,
+    Began,
+    End,
+    Ended,
+    Event,
+    Gone,
+    Granted,
+    Instruction,
+    Kill,
+    Missing,
+    Overdue,
+    Refused,
+    Release,
+    Restarted,
+    Started,
+    StartKeeper,
+    Stop,
+    TellResult,
+)
+from drumline.jobs.records import ACTIVE_STATES, Job, State
+
+__all__ = [
+    "NO_CURE",
+    "REASONS",
+    "AskToStop",
+    "Asked",
+    "Began",
+    "End",
+    "Ended",
+    "Event",
+    "Gone",
+    "Granted",
+    "Instruction",
+    "Kill",
+    "Missing",
+    "Overdue",
+    "Refused",
+    "Release",
+    "Restarted",
+    "StartKeeper",
+    "Started",
+    "Step",
+    "Stop",
+    "TellResult",
+    "handle",
+]
+
+INTERRUPTED, BAD_REQUEST = 3, 2
+"""Exit statuses of our commands: saved and resumable; and what no other try makes better."""
+
+SHORT_S = 60.0
+"""An attempt that is interrupted by nobody of ours within this time counts as one that failed."""
+SHORT_TRIES = 3
+"""How many of those are borne, whatever the job's retries: a run that always ends so would begin for ever."""
+
+REASONS: Mapping[str, str] = MappingProxyType(
+    {
+        "cancelled": "somebody cancelled it",
+        "preempted": "stopped for a job of higher priority; it goes on from its checkpoint",
+        "resized": "stopped to go on with another number of devices",
+        "interrupted": "its processes were asked to stop from outside; it goes on from its checkpoint",
+        "restarted": "the machine was restarted; it goes on from its newest checkpoint",
+        "retrying": "an attempt failed, and another one is made",
+        "time_limit": "it has used up its time",
+        "bad_request": "its settings, its model or its data are not what they would have to be",
+        "killed": "a signal ended its processes",
+        "launcher_killed": "its launcher vanished without a word, as after a SIGKILL",
+        "not_started": "its processes could not be started",
+        "hang": "no progress for longer than it may",
+        "out_of_memory": "memory does not suffice even for the smallest piece of work",
+        "diverged": "the loss or the gradient became NaN or infinite",
+        "failed": "its command failed",
+        "export_failed": "it was trained, and its model could not be written",
+        "interrupted_often": "each of several attempts was interrupted shortly after it began",
+        "files_missing": "its folder is gone",
+    }
+)
+"""Reason codes and what each means."""
+
+NO_CURE = frozenset({"bad_request", "diverged", "out_of_memory", "interrupted_often"})
+"""Reasons of failures that another try would meet again."""
+
+_BY_CODE = {
+    "config": "bad_request",
+    "data": "bad_request",
+    "value_range": "bad_request",
+    "missing_extra": "bad_request",
+    "hang": "hang",
+    "out_of_memory": "out_of_memory",
+    "non_finite": "diverged",
+}
+"""Reasons by the code of the error that ended a run."""
+
+_STRENGTH: Mapping[Stop, int] = {"resize": 0, "preempt": 0, "time_limit": 1, "cancel": 2}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A job after an event, and what is to be done once it is kept so. Each instruction may be done again."""
+
+    job: Job
+    do: tuple[Instruction, ...] = ()
+
+
+def handle(job: Job, event: Event) -> Step:
+    """What becomes of a job by an event; one that does not fit leaves it as it is, and an end state is final."""
+    if job.has_ended or getattr(event, "attempt", None) not in (None, job.attempt):
+        return Step(job)
+    match event:
+        case Missing(now):
+            return _missing(job, now)
+        case Asked(stop, now, by):
+            return _asked(job, stop, now, by)
+        case Granted(devices, now):
+            return _granted(job, devices, now)
+    return _of_attempt(job, event) if job.state in ACTIVE_STATES else Step(job)
+
+
+def _of_attempt(job: Job, event: Started | Began | Overdue | Ended | Refused | Gone | Restarted) -> Step:
+    """What is told of an attempt that goes on."""
+    match event:
+        case Started(pid, pid_began, _):
+            return _started(job, pid, pid_began)
+        case Began(_):
+            return Step(replace(job, state="running") if job.state == "starting" else job)
+        case Overdue(_):
+            return Step(job, (Kill(),) if job.state == "stopping" else ())
+        case Ended(end, now):
+            return _ended(job, end, now)
+        case Refused(reason, message, fix, now):
+            return _stopped(job, now) or _failed(job, reason if reason in REASONS else "not_started", message, fix, now)
+        case Gone(now):
+            fix = "see its log; the kernel's log tells of processes that were killed for memory"
+            return _stopped(job, now) or _failed(job, "launcher_killed", REASONS["launcher_killed"], fix, now)
+        case Restarted(now):
+            # How much of the time since it began the machine was down is not known: none of it is counted.
+            job = replace(job, attempt_began=None)
+            return _stopped(job, now) or _queued_again(job, "restarted", now)
+
+
+def _granted(job: Job, devices: tuple[str, ...], now: float) -> Step:
+    if job.state != "queued" or not devices:
+        return Step(job)
+    job = replace(
+        job,
+        state="starting",
+        devices=devices,
+        attempt=job.attempt + 1,
+        attempt_began=now,
+        started=now if job.started is None else job.started,
+        reason=None,
+        message="",
+        fix="",
+        waits_for="",
+    )
+    return Step(job, (StartKeeper(),))
+
+
+def _started(job: Job, pid: int, pid_began: float) -> Step:
+    if job.pid is not None:
+        return Step(job)
+    job = replace(job, pid=pid, pid_began=pid_began)
+    # It was asked to stop before there was anybody to ask.
+    return Step(job, (AskToStop(),) if job.state == "stopping" else ())
+
+
+def _asked(job: Job, stop: Stop, now: float, by: str) -> Step:
+    message = f"{stop.replace('_', ' ')}, asked by {by}" if by else ""
+    if job.state == "queued":
+        if stop == "cancel":
+            return _over(job, "cancelled", "cancelled", message, "", now)
+        return _over(job, "timed_out", "time_limit", message, "", now) if stop == "time_limit" else Step(job)
+    if job.state == "stopping":
+        stronger = job.stop is None or _STRENGTH[stop] > _STRENGTH[job.stop]
+        return Step(replace(job, stop=stop, message=message) if stronger else job)
+    job = replace(job, state="stopping", stop=stop, stop_asked=now, message=message)
+    return Step(job, (AskToStop(),) if job.pid is not None else ())
+
+
+def _missing(job: Job, now: float) -> Step:
+    fix = "start it anew; files of jobs are not to be moved or removed by hand"
+    step = _over(job, "lost", "files_missing", REASONS["files_missing"], fix, now)
+    if job.state not in ACTIVE_STATES:
+        return step
+    # Its process, if one is left, is still to be found by the number.
+    return Step(replace(step.job, pid=job.pid, pid_began=job.pid_began), (Kill(), *step.do))
+
+
+def _ended(job: Job, end: End, now: float) -> Step:
+    if end.exit_status == 0:
+        return _over(job, "succeeded", None, "", "", now)
+    interrupted = end.exit_status == INTERRUPTED
+    if job.stop in ("cancel", "time_limit") or interrupted or end.signal is not None:
+        step = _stopped(job, now)
+        if step is not None:
+            return step
+    if interrupted:
+        return _interrupted(job, end, now)
+    reason = _reason(end)
+    message = end.message or REASONS[reason] + ("" if end.signal is None else f" ({_name(end.signal)})")
+    return _failed(job, reason, message, end.fix or "see its log", now)
+
+
+def _stopped(job: Job, now: float) -> Step | None:
+    """What its end means where it was asked to stop; None where nobody asked."""
+    match job.stop:
+        case "cancel":
+            return _over(job, "cancelled", "cancelled", job.message, "", now)
+        case "time_limit":
+            fix = "retry it from its checkpoint with a higher time_limit_s"
+            return _over(job, "timed_out", "time_limit", REASONS["time_limit"], fix, now)
+        case "preempt":
+            return _queued_again(job, "preempted", now)
+        case "resize":
+            return _queued_again(job, "resized", now)
+    return None
+
+
+def _interrupted(job: Job, end: End, now: float) -> Step:
+    if job.attempt_began is None or now - job.attempt_began >= SHORT_S:
+        return _queued_again(job, "interrupted", now, end.message)
+    job = replace(job, failures=job.failures + 1)
+    if job.failures > max(job.resources.retries, SHORT_TRIES):
+        fix = "see its log for who stops it; time limits belong into resources.time_limit_s"
+        return _over(job, "failed", "interrupted_often", REASONS["interrupted_often"], fix, now)
+    return _queued_again(job, "interrupted", now, end.message)
+
+
+def _failed(job: Job, reason: str, message: str, fix: str, now: float) -> Step:
+    if reason not in NO_CURE and job.failures < job.resources.retries:
+        return _queued_again(replace(job, failures=job.failures + 1), "retrying", now, message)
+    return _over(replace(job, failures=job.failures + 1), "failed", reason, message, fix, now)
+
+
+def _reason(end: End) -> str:
+    if end.exit_status == BAD_REQUEST:
+        return "bad_request"
+    if end.code in _BY_CODE:
+        return _BY_CODE[end.code]
+    if end.step == "export":
+        return "export_failed"
+    return "failed" if end.signal is None else "killed"
+
+
+def _name(number: int) -> str:
+    try:
+        return signals.Signals(number).name
+    except ValueError:  # a real-time signal has no name
+        return f"signal {number}"
+
+
+def _queued_again(job: Job, reason: str, now: float, message: str = "") -> Step:
+    """The same job waits for devices again, at the place that it had; it goes on in its run directory."""
+    job = replace(_without_process(job, now), state="queued", devices=(), reason=reason)
+    return Step(replace(job, message=message or REASONS[reason], fix=""), (Release(),))
+
+
+def _over(job: Job, state: State, reason: str | None, message: str, fix: str, now: float) -> Step:
+    held = job.state in ACTIVE_STATES
+    job = replace(_without_process(job, now), state=state, reason=reason, message=message, fix=fix)
+    job = replace(job, ended=now, waits_for="")
+    return Step(job, (Release(), TellResult()) if held else (TellResult(),))
+
+
+def _without_process(job: Job, now: float) -> Job:
+    ran = 0.0 if job.attempt_began is None else max(0.0, now - job.attempt_began)
+    job = replace(job, used_s=job.used_s + ran, attempt_began=None, pid=None, pid_began=None)
+    return replace(job, stop=None, stop_asked=None)

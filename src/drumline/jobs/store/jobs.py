@@ -1,0 +1,111 @@
+"""Jobs outside of scheduling: add, read, list, change one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from sqlalchemy import exc, insert, select
+
+from drumline.errors import Conflict, IdempotencyConflict
+from drumline.jobs.records import Job, State
+from drumline.jobs.store.connection import Database
+from drumline.jobs.store.counting import read_counts
+from drumline.jobs.store.listing import find_page
+from drumline.jobs.store.rows import KnownJobs, insert_job, read_job, write_job, write_progress
+from drumline.jobs.store.spent import sum_usage
+from drumline.jobs.store.tables import idempotency as idempotency_keys
+from drumline.jobs.store.values import Idempotency, JobFilter, Page, UsageSum
+
+
+class Jobs:
+    """The part of a store that has the jobs."""
+
+    def __init__(self, database: Database, known: KnownJobs) -> None:
+        self._database = database
+        self._known = known
+
+    def add(self, job: Job, idempotency: Idempotency | None = None) -> tuple[Job, bool]:
+        """Keep a new job: the job and True, or the one that the same request made before and False.
+
+        However many threads and processes add the same request at once, there is one job. Raises IdempotencyConflict
+        where the key was used for another request, and Conflict where the job's id is taken.
+        """
+        try:
+            with self._database.write(lock=True) as connection:
+                insert_job(connection, job)
+                if idempotency is not None:
+                    values = {"owner": idempotency.owner, "key": idempotency.key, "job_id": job.id}
+                    connection.execute(insert(idempotency_keys), {**values, "fingerprint": idempotency.fingerprint})
+        except exc.IntegrityError as error:
+            earlier = None if idempotency is None else self.added_before(idempotency)
+            if earlier is None:
+                raise Conflict(f"there is a job {job.id} already", "give the new job another id") from error
+            return earlier, False
+        return job, True
+
+    def added_before(self, idempotency: Idempotency) -> Job | None:
+        """The job that a request has made already; None: none. Raises IdempotencyConflict as add() does."""
+        query = select(idempotency_keys.c.fingerprint, idempotency_keys.c.job_id).where(
+            idempotency_keys.c.owner == idempotency.owner, idempotency_keys.c.key == idempotency.key
+        )
+        with self._database.read() as connection:
+            row = connection.execute(query).one_or_none()
+            if row is None:
+                return None
+            if row.fingerprint != idempotency.fingerprint:
+                raise IdempotencyConflict(
+                    f"the idempotency key {idempotency.key!r} was used for another request, which made {row.job_id}",
+                    "give every new request a key of its own",
+                )
+            return read_job(connection, row.job_id)
+
+    def get(self, job_id: str) -> Job | None:
+        """A job by its id; None: there is none."""
+        with self._database.read() as connection:
+            return read_job(connection, job_id)
+
+    def find(self, wanted: JobFilter, cursor: str | None = None, limit: int = 50) -> Page[Job]:
+        """The jobs that a filter lets through, newest first. Raises ConfigError for a cursor that no page gave."""
+        with self._database.read() as connection:
+            return find_page(connection, self._known, wanted, cursor, limit)
+
+    def update(self, job_id: str, change: Callable[[Job], Job | None]) -> Job | None:
+        """Change one job, whoever else changes it at the same time: the job as it now is; None: there is none.
+
+        change: gets the job as it is and gives it as it shall be, or None to leave it; the store is locked meanwhile.
+        Raises Conflict where a job that has ended would change its state.
+        """
+        with self._database.write(lock=True) as connection:
+            job = read_job(connection, job_id)
+            if job is None:
+                return None
+            wanted = change(job)
+            if wanted is None or wanted == job:
+                return job
+            written = write_job(connection, wanted, before=job)
+        if written is None:
+            raise changed_meanwhile(job_id)
+        return written
+
+    def tell_progress(self, job_id: str, progress: Mapping[str, Any]) -> bool:
+        """Keep how far a job is; False: it waits or has ended. That is no change of a job: its version stays."""
+        with self._database.write() as connection:
+            return write_progress(connection, job_id, progress)
+
+    def counts(self, owner: str | None = None) -> dict[State, int]:
+        """How many jobs are in each state that any is in."""
+        with self._database.read() as connection:
+            return read_counts(connection, owner)
+
+    def usage(
+        self, by: Literal["owner", "day", "job"], since: float, until: float, owner: str | None = None
+    ) -> tuple[UsageSum, ...]:
+        """What jobs took of devices from one moment's day to another's (UTC), summed by owner, day or job."""
+        with self._database.read() as connection:
+            return sum_usage(connection, by, (since, until), owner)
+
+
+def changed_meanwhile(job_id: str) -> Conflict:
+    """What is said where a job has another version than the one that was to be changed."""
+    return Conflict(f"{job_id} was changed meanwhile, or has ended", "read it again, and change that")

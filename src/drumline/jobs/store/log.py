@@ -1,0 +1,41 @@
+"""Who did what."""
+
+from __future__ import annotations
+
+from sqlalchemy import func, insert, select
+
+from drumline.errors import ConfigError
+from drumline.jobs.store.connection import Database
+from drumline.jobs.store.tables import audits
+from drumline.jobs.store.values import Audit, Page
+
+LARGEST_ID = 2**31 - 1
+
+
+class Log:
+    """The part of a store that has the audit events; they are added and read, never changed."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def audit(self, event: str, who: str, what: str, at: float) -> None:
+        """Note that somebody did something, as event "key.revoke" to what "key-1f…"."""
+        with self._database.write() as connection:
+            connection.execute(insert(audits).values(event=event, who=who, what=what, at=at))
+
+    def audits(self, cursor: str | None = None, limit: int = 50) -> Page[Audit]:
+        """What was noted, newest first. Raises ConfigError for a cursor that no page gave."""
+        query = select(audits).order_by(audits.c.id.desc()).limit(limit + 1)
+        if cursor is not None:
+            query = query.where(audits.c.id < _place(cursor))
+        with self._database.read() as connection:
+            found = [Audit(**row._mapping) for row in connection.execute(query)]
+            total = connection.scalar(select(func.count()).select_from(audits)) or 0
+        items = tuple(found[:limit])
+        return Page(items, str(items[-1].id) if len(found) > limit else None, total)
+
+
+def _place(cursor: str) -> int:
+    if cursor.isascii() and cursor.isdigit() and len(cursor) <= 10 and int(cursor) <= LARGEST_ID:
+        return int(cursor)
+    raise ConfigError("the cursor is none that a page of this list gave", "start at the first page, without a cursor")

@@ -1,0 +1,1 @@
+"""How the store's shape has come about, step by step."""

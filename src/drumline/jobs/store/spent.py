@@ -1,0 +1,92 @@
+"""What jobs took of devices: by attempt and day, for accounts and for fair shares."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import Connection, Integer, cast, delete, distinct, func, insert, select
+
+from drumline.jobs.records import ACTIVE_STATES, Job
+from drumline.jobs.store.tables import jobs, usage
+from drumline.jobs.store.values import UsageSum
+
+HALF_LIVES = 7
+"""Beyond which use is as good as forgotten: less than a hundredth of it would count."""
+
+GROUPS = {"owner": usage.c.owner, "day": usage.c.day, "job": usage.c.job_id}
+
+
+def write_usage(connection: Connection, job: Job, span: tuple[float, float], energy_j: float | None) -> None:
+    """Note what one attempt took, in place of what was noted of it before."""
+    began, ended = span[0], max(span)
+    connection.execute(delete(usage).where(usage.c.job_id == job.id, usage.c.attempt == job.attempt))
+    rows = []
+    for day, start, stop in days_between(began, ended):
+        share = (stop - start) / (ended - began) if ended > began else 1.0
+        rows.append(
+            {
+                "job_id": job.id,
+                "attempt": job.attempt,
+                "day": day,
+                "owner": job.owner,
+                "node": job.node,
+                "num_devices": len(job.devices),
+                "device_s": (stop - start) * len(job.devices),
+                "energy_j": None if energy_j is None else energy_j * share,
+                "until": stop,
+            }
+        )
+    connection.execute(insert(usage), rows)
+
+
+def days_between(began: float, ended: float) -> list[tuple[str, float, float]]:
+    """A span of time cut at midnight UTC: day, start and end of each piece; one piece at least."""
+    pieces = []
+    start = began
+    while True:
+        day = datetime.fromtimestamp(start, UTC).date()
+        midnight = datetime.combine(day + timedelta(days=1), datetime.min.time(), UTC).timestamp()
+        pieces.append((day.isoformat(), start, min(midnight, ended)))
+        if ended <= midnight:
+            return pieces
+        start = midnight
+
+
+def day_of(moment: float) -> str:
+    """The day of a moment, in UTC."""
+    return datetime.fromtimestamp(moment, UTC).date().isoformat()
+
+
+def decayed_usage(connection: Connection, node: str, now: float, half_life_h: float) -> dict[str, float]:
+    """Owner -> seconds times devices, each halved for every half_life_h hours that it is ago."""
+    half_life_s = half_life_h * 3600
+    # Summed in steps of a twentieth of the half-life, by the database: a step more or less is 3.5%.
+    ago = cast((now - usage.c.until) / (half_life_s / 20), Integer)
+    query = (
+        select(usage.c.owner, ago, func.sum(usage.c.device_s))
+        .where(usage.c.node == node, usage.c.until > now - HALF_LIVES * half_life_s)
+        .group_by(usage.c.owner, ago)
+    )
+    used: dict[str, float] = {}
+    for owner, steps, device_s in connection.execute(query):
+        used[owner] = used.get(owner, 0.0) + device_s * 0.5 ** (max(steps, 0) / 20)
+    running = select(jobs.c.owner, jobs.c.attempt_began, jobs.c.devices).where(
+        jobs.c.node == node, jobs.c.state.in_(sorted(ACTIVE_STATES)), jobs.c.attempt_began.is_not(None)
+    )
+    for owner, began, devices in connection.execute(running):
+        used[owner] = used.get(owner, 0.0) + max(now - began, 0.0) * len(devices)
+    return used
+
+
+def sum_usage(connection: Connection, by: str, span: tuple[float, float], owner: str | None) -> tuple[UsageSum, ...]:
+    """Usage of the days from span[0] to span[1], summed by one of GROUPS, in the order of its values."""
+    group = GROUPS[by]
+    query = (
+        select(group, func.count(distinct(usage.c.job_id)), func.sum(usage.c.device_s), func.sum(usage.c.energy_j))
+        .where(usage.c.day.between(day_of(span[0]), day_of(span[1])))
+        .group_by(group)
+        .order_by(group)
+    )
+    if owner is not None:
+        query = query.where(usage.c.owner == owner)
+    return tuple(UsageSum(*row) for row in connection.execute(query))

@@ -1,0 +1,352 @@
+"""Looks after the jobs of one machine: sees what became of them, lets the scheduler decide, and has it done.
+
+Nothing that it needs is in its memory alone: one that was killed is followed by another, and two beside each other do
+no harm, since every change is a transaction and every effect may be repeated.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from drumline.config.service import ServiceConfig
+from drumline.errors import Conflict, StoreError
+from drumline.jobs.devices import node_of
+from drumline.jobs.events import Asked, Event, Granted, Kill, Overdue, Release
+from drumline.jobs.executor import Executor
+from drumline.jobs.keeper_files import run_of
+from drumline.jobs.records import ACTIVE_STATES, Inventory, Job, Lease
+from drumline.jobs.results import DEVICE_SECONDS, no_result, progress_of, result_of
+from drumline.jobs.scheduler import decide
+from drumline.jobs.states import handle
+from drumline.jobs.store import Change, Store
+from drumline.monitor.runs import RunWatch
+
+logger = logging.getLogger("drumline")
+
+TICK_S = 0.25
+"""Between two looks, unless something wakes it up."""
+SCHEDULE_S = 1.0
+"""Between two decisions when nothing has happened, at least."""
+SCHEDULE_SHARE = 20.0
+"""And so many times as long as a decision takes: a long queue must not take a core for itself."""
+PROGRESS_S = 1.0
+BEAT_S = 2.0
+STOP_AGAIN_S = 1.0
+"""Between two requests to stop; a keeper heeds the first alone."""
+START_AGAIN_S = 3.0
+"""After which a keeper that has not begun is started once more: who granted the devices may have been killed."""
+SPENT_BEFORE = "energy_before_j"
+"""In a job's progress: joules that the attempts before the present one took."""
+MOST_PAUSE_S = 5.0
+"""Between two tries while the store cannot be reached."""
+_STOP_MARGIN_S = 10.0
+
+
+class Supervisor:
+    """One service's part in looking after the jobs of its node."""
+
+    def __init__(
+        self,
+        store: Store,
+        executor: Executor,
+        inventory: Callable[[], Inventory],
+        config: ServiceConfig,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """inventory: answers at once, see DeviceWatch. clock: seconds since 1970."""
+        self.node = node_of(config)
+        self.id = f"{self.node}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._store = store
+        self._executor = executor
+        self._inventory = inventory
+        self._config = config
+        self._clock = clock
+        self._watches: dict[tuple[str, int], RunWatch] = {}
+        self._done: dict[str, float] = {}
+        """When something that is done now and then was done last."""
+        self._troubles: dict[str, str] = {}
+        """What was said last of a job that cannot be looked after."""
+        self._may_start = True
+        self._schedule_s = SCHEDULE_S
+        self._is_first = True
+        self._woken = threading.Event()
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Look after the jobs in a thread, until close()."""
+        self._thread = threading.Thread(target=self._loop, name="drumline supervisor", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look soon: something has changed."""
+        self._done.pop("schedule", None)
+        self._woken.set()
+
+    def close(self, stop_jobs: bool = False) -> None:
+        """Stop looking; what runs goes on without, or with stop_jobs is saved, ended and queued again first."""
+        self._end.set()
+        self._woken.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if stop_jobs:
+            self._stop_all()
+        self._executor.close()
+        with suppress(StoreError):  # it is found to be gone by its silence too
+            self._store.services.forget(self.id)
+
+    def tick(self) -> None:
+        """Look once. Raises StoreError where the store cannot be reached; a job that makes trouble stops no other."""
+        now = self._clock()
+        if self._is_due("beat", BEAT_S, now):
+            self._store.services.heartbeat(self.id, self.node, os.getpid(), now)
+        jobs = self._active()
+        if jobs and self._is_due("renew", self._config.scheduling.lease_s / 3, now):
+            until = now + self._config.scheduling.lease_s
+            self._store.leases.renew(self.node, [job.id for job in jobs], until)
+        changed = [self._guarded(job, self._look_after, now) for job in jobs]
+        if self._may_start and (any(changed) or self._is_due("schedule", self._schedule_s, now)):
+            began = time.perf_counter()
+            self._schedule_guarded(now)
+            self._schedule_s = max(SCHEDULE_S, SCHEDULE_SHARE * (time.perf_counter() - began))
+        if self._is_due("progress", PROGRESS_S, now):
+            self._tell_progress([job for job, news in zip(jobs, changed, strict=True) if not news])
+        self._is_first = False
+
+    def _loop(self) -> None:
+        pause, said = TICK_S, ""
+        while not self._end.is_set():
+            self._woken.clear()
+            try:
+                self.tick()
+                pause, said = TICK_S, ""
+            except Exception as error:  # whatever it is: the jobs go on, and so does the next look
+                pause = min(MOST_PAUSE_S, 2 * pause)
+                if str(error) != said:
+                    logger.exception("the jobs cannot be looked after now; trying again")
+                said = str(error)
+            self._woken.wait(pause)
+
+    def _active(self) -> list[Job]:
+        with self._store.change() as change:
+            return list(change.jobs(states=ACTIVE_STATES, node=self.node))
+
+    def _is_due(self, what: str, every_s: float, now: float) -> bool:
+        # A clock that was set back makes everything due, not nothing for hours.
+        if 0 <= now - self._done.get(what, -every_s) < every_s:
+            return False
+        self._done[what] = now
+        return True
+
+    def _guarded(self, job: Job, look: Callable[[Job, float], bool], now: float) -> bool:
+        """One job's trouble is told, and stays its own."""
+        try:
+            changed = look(job, now)
+        except Conflict:  # somebody else was quicker: the next look sees what has become of it
+            return True
+        except StoreError:
+            raise
+        except OSError as error:
+            self._tell_trouble(job, f"its folder cannot be read: {error}")
+            return False
+        except Exception as error:
+            self._tell_trouble(job, f"it cannot be looked after: {type(error).__name__}: {error}")
+            logger.debug("%s", job.id, exc_info=True)
+            return False
+        return changed
+
+    def _tell_trouble(self, job: Job, text: str) -> None:
+        if self._troubles.get(job.id) != text:
+            self._troubles[job.id] = text
+            logger.error("%s: %s", job.id, text)
+            self._store.jobs.update(job.id, lambda found: None if found.has_ended else replace(found, message=text))
+
+    def _look_after(self, job: Job, now: float) -> bool:
+        """See what has become of an active job, and do what its state asks for; returns whether it has changed."""
+        event = self._executor.look(job) or self._overtime(job, now)
+        if job.id in self._troubles:
+            told = self._troubles.pop(job.id)
+            self._store.jobs.update(job.id, lambda found: replace(found, message="") if found.message == told else None)
+            return True
+        if event is not None:
+            return self._apply(job, event)
+        if job.state == "starting" and job.pid is None:
+            if self._is_first or now - (job.attempt_began or now) > START_AGAIN_S:
+                self._executor.start(job)
+        elif job.state == "stopping":
+            if self._is_due(f"stop {job.id}", STOP_AGAIN_S, now):
+                self._executor.ask_to_stop(job)
+            grace_s = self._config.scheduling.stop_grace_s
+            overdue = job.stop_asked is not None and now - job.stop_asked > grace_s
+            if overdue and Kill() in handle(job, Overdue(now, job.attempt)).do:
+                self._executor.kill(job)
+        return False
+
+    def _overtime(self, job: Job, now: float) -> Event | None:
+        limit = job.resources.time_limit_s
+        if limit is None or job.stop in ("cancel", "time_limit") or job.attempt_began is None:
+            return None
+        return Asked("time_limit", now) if job.used_s + now - job.attempt_began > limit else None
+
+    def _apply(self, job: Job, event: Event) -> bool:
+        """Bring a job to where the event takes it, with what became of it, in one transaction."""
+        expected = _with_device_seconds(job, handle(job, event).job)
+        goes_on = expected.state in ACTIVE_STATES
+        # Of one that is queued again too: it may be cancelled before it comes to another attempt.
+        result = {} if goes_on else self._result(expected)
+        progress = {} if goes_on else self._progress(expected)
+        with self._store.change() as change:
+            fresh = next(
+                (each for each in change.jobs(states=ACTIVE_STATES, node=self.node) if each.id == job.id), None
+            )
+            if fresh is None or fresh.attempt != job.attempt:
+                return True
+            step = handle(fresh, event)
+            if step.job == fresh:
+                return False
+            after = step.job
+            if after.state not in ACTIVE_STATES:
+                after = replace(after, result={**result, "success": after.state == "succeeded"})
+                before_j = float(fresh.progress.get(SPENT_BEFORE, 0.0))
+                spent_j = max(before_j, float(progress.get("energy_j", 0.0)))
+                after = _with_device_seconds(fresh, after)
+                after = replace(after, progress={**after.progress, **progress, SPENT_BEFORE: spent_j})
+                ran_s = after.used_s - fresh.used_s
+                change.spend(fresh, event.now - ran_s, event.now, (spent_j - before_j) or None)
+            change.save(after)
+            if Release() in step.do:
+                change.release(job.id)
+        self._told(after)
+        if after.state == "stopping":
+            self._executor.ask_to_stop(after)
+        return True
+
+    def _told(self, job: Job) -> None:
+        if job.state in ACTIVE_STATES:
+            return
+        logger.info("%s: %s%s", job.id, job.state, f" ({job.reason})" if job.reason else "")
+        self._watches = {key: watch for key, watch in self._watches.items() if key[0] != job.id}
+        self._done.pop(f"stop {job.id}", None)
+        self._troubles.pop(job.id, None)
+        self._executor.tidy(job)
+
+    def _result(self, job: Job) -> dict[str, Any]:
+        try:
+            return result_of(job, self._executor.folder(job.id), self._config.scheduling)
+        except Exception as error:  # an unreadable line must not keep a job from having ended
+            logger.warning("%s: what became of it cannot be read: %s", job.id, error)
+            return no_result(job, error)
+
+    def _progress(self, job: Job) -> dict[str, Any]:
+        """How far its run has come; nothing where its folder does not tell."""
+        with suppress(OSError, ValueError):
+            return progress_of(RunWatch(run_of(self._executor.folder(job.id)).path, self._clock).look())
+        return {}
+
+    def _schedule_guarded(self, now: float) -> None:
+        try:
+            self._schedule(now)
+            self._troubles.pop("", None)
+        except Conflict:  # another service was quicker
+            self._done.pop("schedule", None)
+        except StoreError:
+            raise
+        except Exception as error:  # what runs is looked after all the same
+            if self._troubles.get("") != str(error):
+                logger.exception("no job can be started now")
+            self._troubles[""] = str(error)
+
+    def _schedule(self, now: float) -> None:
+        """Let the scheduler decide, keep that, and have it done."""
+        inventory, policy = self._inventory(), self._config.scheduling
+        if inventory.time == 0.0:
+            return
+        begun: list[Job] = []
+        stopped: list[Job] = []
+        with self._store.change() as change:
+            jobs = {job.id: job for job in change.jobs(states=ACTIVE_STATES | {"queued"}, node=self.node)}
+            leases = self._living(change, jobs, change.leases(self.node))
+            if not any(job.state == "queued" or job.resources.is_elastic for job in jobs.values()):
+                return
+            if problem := self._executor.problem():
+                change.tell_waits({job.id: problem for job in jobs.values() if job.state == "queued"})
+                return
+            usage = change.usage(self.node, now, policy.fair_share_hours)
+            decision = decide(tuple(jobs.values()), leases, inventory, now, policy, usage)
+            for start in decision.starts:
+                job = handle(jobs[start.job_id], Granted(tuple(start.devices), now)).job
+                begun.append(change.save(replace(job, result={})))
+                change.grant(job, tuple(start.devices), now, policy.lease_s)
+            for stop in decision.stops:
+                job = handle(jobs[stop.job_id], Asked(stop.why, now)).job
+                if job != jobs[stop.job_id]:
+                    stopped.append(change.save(job))
+            change.tell_waits(decision.waits)
+        for job in begun:
+            self._guarded(job, self._begin, now)
+        for job in stopped:
+            self._guarded(job, self._stop, now)
+
+    def _living(self, change: Change, jobs: dict[str, Job], leases: Iterable[Lease]) -> tuple[Lease, ...]:
+        """The leases of jobs that are active; others, which nobody should have left, are given back."""
+        leases = tuple(leases)
+        dead = {lease.job_id for lease in leases if lease.job_id not in jobs or jobs[lease.job_id].state == "queued"}
+        for job_id in dead:
+            change.release(job_id)
+        return tuple(lease for lease in leases if lease.job_id not in dead)
+
+    def _begin(self, job: Job, now: float) -> bool:
+        self._executor.start(job)
+        return True
+
+    def _stop(self, job: Job, now: float) -> bool:
+        self._executor.ask_to_stop(job)
+        return True
+
+    def _tell_progress(self, jobs: list[Job]) -> None:
+        for job in jobs:
+            if job.state in ("running", "stopping"):
+                self._guarded(job, self._tell_progress_of, 0.0)
+
+    def _tell_progress_of(self, job: Job, _: float) -> bool:
+        key = (job.id, job.attempt)
+        if key not in self._watches:
+            self._watches[key] = RunWatch(run_of(self._executor.folder(job.id)).path, self._clock)
+        found = progress_of(self._watches[key].look())
+        found |= {name: job.progress[name] for name in (SPENT_BEFORE, DEVICE_SECONDS) if name in job.progress}
+        if found != job.progress:
+            self._store.jobs.tell_progress(job.id, found)
+        return False
+
+    def _stop_all(self) -> None:
+        """Have every job saved and queued again; those that take longer than their grace are killed."""
+        self._may_start = False
+        limit = self._clock() + self._config.scheduling.stop_grace_s + _STOP_MARGIN_S
+        while (jobs := self._active()) and self._clock() < limit:
+            for job in jobs:
+                if job.state != "stopping":
+                    self._guarded(
+                        job,
+                        lambda job, now: self._apply(job, Asked("preempt", now, "the service's end")),
+                        self._clock(),
+                    )
+            self.tick()
+            time.sleep(TICK_S / 5)
+
+
+def _with_device_seconds(before: Job, after: Job) -> Job:
+    """A job whose attempt is over, with the time that it had devices, over all of them and all attempts."""
+    if after.state in ACTIVE_STATES:
+        return after
+    earlier = float(before.progress.get(DEVICE_SECONDS, 0.0))
+    device_s = earlier + (after.used_s - before.used_s) * len(before.devices)
+    return replace(after, progress={**after.progress, DEVICE_SECONDS: device_s})

@@ -1,0 +1,55 @@
+"""A process is known by its number and its beginning."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from drumline.jobs import adoption
+from drumline.jobs.adoption import began_of, end_marked, is_alive, machine_id, mark_of, marked, send
+
+
+def test_this_process_has_begun_when_the_kernel_says_so() -> None:
+    began = began_of(os.getpid())
+    assert began is not None
+    assert began + psutil.boot_time() == pytest.approx(psutil.Process().create_time(), abs=1.1)
+    assert is_alive(os.getpid(), began)
+    assert not is_alive(os.getpid(), began + 0.01)
+
+
+def test_nobody_lives_under_a_number_that_is_not_given() -> None:
+    none = 2**22 + 1  # more than the kernel's most, see proc(5), pid_max
+    assert began_of(none) is None
+    assert not send(none, 1.0, signal.SIGTERM)
+
+
+def test_a_signal_does_not_reach_who_has_got_the_number_since() -> None:
+    began = began_of(os.getpid())
+    assert began is not None
+    assert not send(os.getpid(), began + 1, signal.SIGKILL)
+
+
+def test_where_processes_have_no_descriptors_the_number_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(pid: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    began = began_of(os.getpid())
+    assert began is not None
+    assert send(os.getpid(), began, signal.SIGCONT)
+    assert not send(os.getpid(), began + 1, signal.SIGKILL)
+
+
+def test_a_machine_is_the_same_until_it_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine_id() == machine_id()
+    before = machine_id()
+    monkeypatch.setattr(adoption, "began_of", lambda pid: 0.5)
+    assert machine_id.__wrapped__() != before
+
+
+def test_a_mark_that_nobody_has_finds_nobody() -> None:
+    assert marked(mark_of("job-of-nobody", 1)) == []
+    assert end_marked(mark_of("job-of-nobody", 1)) == []

@@ -1,0 +1,188 @@
+"""What holds of the scheduler whatever the jobs and the machine: simulated fleets, each decision checked there."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from drumline.config.service import SchedulingConfig
+from drumline.jobs.records import Job, Resources
+from drumline.jobs.scheduler import decide
+from tests.unit.jobs.simulated_fleet import BEGIN, GIB, SimulatedFleet, machine, queued
+
+Timed = tuple[Job, float]
+quick = settings(derandomize=True, max_examples=30, deadline=None)
+seconds = some.sampled_from((20.0, 90.0, 400.0, 1500.0))
+
+
+@some.composite
+def wishes(draw: some.DrawFn, largest: int = 8, priorities: int = 3) -> Resources:
+    """What a job may ask for; now and then more than there is."""
+    size = draw(some.sampled_from((1, 1, 2, 3, 4, largest, largest + 1)))
+    common: dict[str, Any] = {
+        "priority": draw(some.integers(0, priorities)),
+        "preemptible": draw(some.booleans()),
+        "memory_bytes": draw(some.sampled_from((None, None, None, 40 * GIB))),
+    }
+    kind = draw(some.sampled_from(("fixed", "fixed", "elastic", "auto")))
+    if kind == "elastic":
+        return Resources(min_devices=min(size, largest), max_devices=draw(some.integers(size, 2 * size)), **common)
+    return Resources("auto" if kind == "auto" else size, **common)
+
+
+@some.composite
+def arrivals(draw: some.DrawFn, most: int = 12, within: int = 3000) -> list[Timed]:
+    """Jobs of three owners, some at once, some later."""
+    return [
+        (
+            queued(f"j{number:02}", draw(wishes()), at, draw(some.sampled_from(("ann", "bob", "eve")))),
+            draw(seconds),
+        )
+        for number, at in enumerate(draw(some.lists(some.integers(0, within), min_size=1, max_size=most)))
+    ]
+
+
+policies = some.builds(
+    SchedulingConfig,
+    ageing_s=some.sampled_from((50.0, 600.0)),
+    least_run_s=some.sampled_from((0.0, 60.0)),
+    preempt=some.booleans(),
+)
+
+
+def fits(job: Job, fleet: SimulatedFleet) -> bool:
+    """Whether the machine could run it."""
+    floor = job.resources.memory_bytes or 0
+    return sum((device.memory_bytes or 0) >= floor for device in fleet.devices) >= job.resources.least
+
+
+@quick
+@given(arrivals(), policies, some.sampled_from((8, 4)), some.booleans())
+def test_every_job_that_fits_the_machine_is_done_in_the_end(
+    jobs: list[Timed], policy: SchedulingConfig, group: int, is_mixed: bool
+) -> None:
+    """Preempted, shrunk and grown ones too; and none that was preempted has its devices back for nothing."""
+    fleet = SimulatedFleet(machine(8, group, {1: 24, 6: 24} if is_mixed else None), policy)
+    fleet.add(jobs)
+    fleet.run(300_000.0, 60.0)
+    assert set(fleet.jobs) == {job.id for job, _ in jobs if not fits(job, fleet)}
+
+
+@quick
+@given(arrivals(), policies, some.randoms(use_true_random=False))
+def test_devices_that_come_and_go_break_nothing(
+    jobs: list[Timed], policy: SchedulingConfig, chance: random.Random
+) -> None:
+    fleet = SimulatedFleet(machine(6, 4), policy, devices_change=True)
+    fleet.add(jobs)
+    for _ in range(60):
+        bad = chance.sample(fleet.devices, chance.choice((0, 0, 1, 2)))
+        fleet.unusable = {device.id: "a stranger" for device in bad}
+        fleet.run(120.0, 60.0)
+    fleet.unusable = {}
+    fleet.run(300_000.0, 60.0)
+    assert set(fleet.jobs) == {job.id for job, _ in jobs if not fits(job, fleet)}
+
+
+@quick
+@given(
+    wishes(priorities=0).filter(lambda asked: asked.least <= 8), some.lists(wishes(), min_size=1, max_size=5), policies
+)
+def test_no_job_starves_under_a_steady_stream_of_others(
+    asked: Resources, stream: list[Resources], policy: SchedulingConfig
+) -> None:
+    """Only those that came before it had waited for as many steps as they are more important can go before it."""
+    fleet, ageing_s, every = SimulatedFleet(machine(8), policy), policy.ageing_s, 20.0
+    ahead = int((3 + 2) * ageing_s / every) + 1
+    least_s = 10 * policy.least_run_s + fleet.stop_s
+    limit = (ahead + 1) * (100.0 + least_s + 120.0)
+    fleet.add([(queued("mine", asked, 50.0, owner="ann"), 60.0)])
+    jobs = (queued(f"s{n:03}", stream[n % len(stream)], every * n, owner="bob") for n in range(int(limit / every)))
+    fleet.add((job, 100.0) for job in jobs)
+    while "mine" not in fleet.started and fleet.now < BEGIN + limit:
+        fleet.run(60.0, 60.0)
+    assert "mine" in fleet.started
+
+
+def runs_at_once(jobs: list[tuple[int, float]]) -> bool:
+    """Whether all of them start on eight devices."""
+    return sum(size for size, _ in jobs) <= 8
+
+
+@quick
+@given(
+    some.lists(some.tuples(some.integers(1, 6), seconds), min_size=1, max_size=5).filter(runs_at_once),
+    some.integers(1, 8),
+    some.lists(some.tuples(some.integers(1, 4), seconds), min_size=1, max_size=8),
+)
+def test_back_filling_never_delays_the_first_that_waits(
+    running: list[tuple[int, float]], size: int, behind: list[tuple[int, float]]
+) -> None:
+    def begins(followers: list[tuple[int, float]]) -> float:
+        fleet = SimulatedFleet(machine(8), SchedulingConfig(ageing_s=1e6))
+        sizes = [*running, (size, 100.0), *followers]
+        fleet.add(
+            (queued(f"j{number:02}", Resources(count), number / 100), time)
+            for number, (count, time) in enumerate(sizes)
+        )
+        fleet.advance(1.0)
+        while (first := f"j{len(running):02}") not in fleet.started:
+            fleet.run(10.0, 10.0)
+        return fleet.started[first]
+
+    assert begins(behind) == begins([])
+
+
+@quick
+@given(arrivals(), policies, some.integers(0, 30), some.randoms(use_true_random=False))
+def test_a_decision_follows_from_its_input_in_whatever_order(
+    jobs: list[Timed], policy: SchedulingConfig, ticks: int, chance: random.Random
+) -> None:
+    fleet = SimulatedFleet(machine(8, 4, {0: 24, 5: 24}), policy)
+    fleet.add(jobs)
+    fleet.run(60.0 * ticks, 60.0)
+    fleet.advance(45.0)
+    now, leases, inventory = list(fleet.jobs.values()), fleet.leases(), fleet.inventory()
+    one = decide(now, leases, inventory, fleet.now, policy, {"ann": 5.0})
+    chance.shuffle(now)
+    chance.shuffle(leases)
+    assert decide(now, leases, inventory, fleet.now, policy, {"ann": 5.0}) == one
+
+
+@quick
+@given(arrivals(most=20, within=300), policies)
+def test_deciding_again_changes_nothing_soon(jobs: list[Timed], policy: SchedulingConfig) -> None:
+    """Once a decision is carried out, the next ones at the same moment come to an end."""
+    fleet = SimulatedFleet(machine(8), policy)
+    fleet.add(jobs)
+    for _ in range(8):
+        fleet.advance(60.0)
+        for _ in range(5):
+            decision = fleet.decide()
+        assert (decision.starts, decision.stops) == ((), ())
+
+
+def test_a_thousand_devices_and_ten_thousand_jobs() -> None:
+    chance = random.Random(8)
+    fleet = SimulatedFleet(machine(1000), SchedulingConfig(), stop_s=60.0)
+
+    def asked() -> Resources:
+        size, kind = chance.choice((1, 1, 1, 1, 2, 2, 4, 8, 40)), chance.random()
+        if kind < 0.2:
+            return Resources(min_devices=size, max_devices=2 * size, priority=chance.randint(0, 4))
+        return Resources(size, priority=chance.randint(0, 4), preemptible=kind < 0.6)
+
+    fleet.add(
+        (
+            queued(f"j{number:05}", asked(), chance.choice((0, 0, 600, 1200)), f"o{number % 7}"),
+            120.0 * chance.randint(1, 3),
+        )
+        for number in range(10_000)
+    )
+    for _ in range(6):
+        fleet.run(300.0, 300.0)
+    assert len(fleet.ended) > 500
+    assert max(len(decision.waits) for decision in fleet.decisions) > 8000
