@@ -1,0 +1,101 @@
+// A job's logs, followed while they grow.
+import { jobPath, withQuery } from "./api.js";
+import { el, put } from "./dom.js";
+import { card, options } from "./parts.js";
+import { follow } from "./stream.js";
+import { streamState } from "./stream_state.js";
+
+const MOST_LINES = 5000; // in the page; the whole file is behind the link
+
+/** Section with one of the job's logs; ranks(n) says how many processes have one. */
+export function jobLog(id) {
+  const text = el("pre", { class: "log", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "Log" });
+  const source = el("select", { id: "log-source" });
+  const followed = el("input", { type: "checkbox", id: "log-follow" });
+  const whole = el("a", { target: "_blank", rel: "noopener" }, "As JSON");
+  const cut = el("p", { class: "muted" });
+  const state = streamState();
+  followed.checked = true;
+  let number = null;
+  let stop = null;
+  let lines = 0;
+
+  function begin() {
+    if (stop) stop();
+    empty();
+    put(cut, "");
+    const path = withQuery(jobPath(id, "/logs"), { source: source.value });
+    whole.href = new URL(path, document.baseURI).href;
+    stop = follow(path, add, state.set);
+  }
+
+  function empty() {
+    text.replaceChildren();
+    lines = 0;
+  }
+
+  function add(events) {
+    const piece = document.createDocumentFragment();
+    for (const event of events) {
+      if (event.event === "rewritten") {
+        piece.replaceChildren();
+        empty();
+      } else if (event.event === "line") {
+        piece.append(el("span", {}, `${visible(JSON.parse(event.data))}\n`));
+        lines += 1;
+      }
+    }
+    text.append(piece);
+    const much = text.childElementCount - MOST_LINES;
+    if (much > 0) {
+      for (let index = 0; index < much; index += 1) text.firstChild.remove();
+      put(cut, `The last ${MOST_LINES.toLocaleString("en")} of ${lines.toLocaleString("en")} lines are shown.`);
+    }
+    if (followed.checked) text.scrollTop = text.scrollHeight;
+  }
+
+  /** Who scrolls up reads: following stops, and begins again at the end. */
+  function scrolled() {
+    const atEnd = text.scrollHeight - text.scrollTop - text.clientHeight < 30;
+    if (!atEnd && text.matches(":hover, :focus")) followed.checked = false;
+    else if (atEnd) followed.checked = true;
+  }
+
+  function ranks(count) {
+    if (count === number) return;
+    number = count;
+    const chosen = source.value || "command";
+    const each = Array.from({ length: count }, (_, rank) => [`rank_${rank}`, `Process ${rank}`]);
+    source.replaceChildren(...options([["command", "Command"], ["launcher", "Launcher"], ...each]));
+    source.value = chosen;
+  }
+
+  text.addEventListener("scroll", scrolled, { passive: true });
+  source.addEventListener("change", begin);
+  followed.addEventListener("change", () => {
+    if (followed.checked) text.scrollTop = text.scrollHeight;
+  });
+  ranks(1);
+  begin();
+  return {
+    whole: card("Log", [text, cut], {
+      id: "log",
+      beside: [
+        state.place,
+        el("label", { class: "pick" }, el("span", {}, "Source"), source),
+        el("label", { class: "check" }, followed, el("span", {}, "Follow")),
+        whole,
+      ],
+    }),
+    ranks,
+    stop: () => stop(),
+  };
+}
+
+// Colours of a terminal say nothing here, and a bare carriage return is a line that was drawn over.
+const ESCAPES = /\u001b\[[0-9;?]*[A-Za-z]/g;
+const visible = (line) =>
+  line
+    .replace(ESCAPES, "")
+    .replace(/^.*\r(?!$)/s, "")
+    .replace(/\r$/, "");

@@ -1,0 +1,264 @@
+// One job: where it stands and why, its curves, log, checkpoints and settings.
+import { ask, jobPath } from "./api.js";
+import { currency } from "./currency.js";
+import { announce, el, mark, put, show } from "./dom.js";
+import { bytes, duration, hasEnded, integer, money, energy, number, percent, STATES, title, when } from "./format.js";
+import { jobActions } from "./job_actions.js";
+import { jobCharts } from "./job_charts.js";
+import { jobLog } from "./job_log.js";
+import { askedDevices, jobAddress, rateOf, shareOf, shortDevice } from "./job_rows.js";
+import { badge, bar, card, facts, heading, problemBox, setBadge, setBar, skeleton, table } from "./parts.js";
+import { poll } from "./poll.js";
+
+const TILES = {
+  updates: "Updates",
+  loss: "Loss",
+  eval_loss: "Evaluation loss",
+  rate: "Rate",
+  mfu: "Model FLOPs use",
+  elapsed: "Training time",
+  left: "Time left",
+};
+const FACTS = {
+  id: "Id",
+  model: "Model",
+  kind: "Kind",
+  owner: "Owner",
+  user_id: "User",
+  asked: "Devices asked for",
+  held: "Devices held",
+  priority: "Priority",
+  attempt: "Attempt",
+  created: "Created",
+  started: "Started",
+  ended: "Ended",
+  best: "Best loss",
+  model_path: "Model folder",
+  energy: "Energy",
+  cost: "Cost",
+  retry_of: "Retry of",
+};
+
+export function open(main, { parts, session }) {
+  const id = parts[0];
+  const state = badge("queued");
+  const head = heading("Job");
+  const problem = problemBox();
+  const waiting = skeleton(8);
+  const body = el("div", { class: "body" });
+  show(state, false);
+  head.firstChild.after(state);
+  main.append(head, problem.box, waiting, body);
+  let view = null;
+  let last = null;
+
+  async function load(options) {
+    const job = await ask(jobPath(id), options);
+    if (job.gpu_stats?.cost) job.gpu_stats.currency = await currency();
+    return job;
+  }
+
+  function done(job) {
+    problem.clear();
+    if (!view) {
+      waiting.remove();
+      view = bodyOf(
+        job,
+        session,
+        () => look.now(),
+        (error) => problem.say(error, { focus: true }),
+      );
+      body.append(...view.whole);
+      head.append(view.actions);
+    }
+    put(head.firstChild, title(job));
+    document.title = `${STATES[job.state]}: ${title(job)} · drumline`;
+    show(state, true);
+    setBadge(state, job.state);
+    if (last && last.state !== job.state) announce(`The job is now: ${STATES[job.state]}`);
+    view.set(job, last);
+    last = job;
+  }
+
+  function failed(error) {
+    if (error.status === 404) waiting.remove();
+    problem.say(error);
+  }
+
+  // What has ended hardly changes: it is asked about seldom.
+  const look = poll(
+    () => (last && hasEnded(last) ? 15 : 1.5),
+    load,
+    done,
+    failed,
+  );
+  return () => {
+    look.stop();
+    view?.stop();
+  };
+}
+
+function bodyOf(job, session, changed, failed) {
+  const mayChange = session.role !== "viewer";
+  const actions = jobActions(job.id, mayChange, changed, failed);
+  const why = el("div", { class: "note" }, el("p", { class: "why" }), el("p", { class: "muted fix" }));
+  const progress = bar("Progress");
+  const tiles = facts(TILES, "tiles");
+  const more = facts(FACTS);
+  const charts = jobCharts(job.id);
+  const log = jobLog(job.id);
+  const checkpoints = checkpointCard(job.id);
+  const config = configCard(job.id);
+  const standing = el("section", { class: "card standing", "aria-label": "Progress" }, progress, tiles.list);
+
+  function set(now, before) {
+    fillWhy(why, now);
+    const share = shareOf(now);
+    show(standing, now.progress.step !== null);
+    setBar(progress, share, share === null ? "" : percent(share));
+    tiles.set(tileValues(now));
+    tiles.show("left", !hasEnded(now));
+    more.set(factValues(now));
+    for (const [name, text] of Object.entries(factValues(now))) more.show(name, text !== "");
+    fillLink(more.value("retry_of"), now.retry_of);
+    log.ranks(typeof now.resources.devices === "number" ? Math.max(now.devices.length, 1) : now.devices.length || 1);
+    const saved = checkpoints.update(now, before);
+    actions.set(now, saved);
+    checkpoints.whenKnown((count) => actions.set(now, count));
+  }
+
+  return {
+    actions: actions.whole,
+    whole: [
+      why,
+      standing,
+      charts.whole,
+      log.whole,
+      el("div", { class: "columns" }, card("About", [more.list]), checkpoints.whole),
+      config.whole,
+    ],
+    set,
+    stop() {
+      charts.stop();
+      log.stop();
+    },
+  };
+}
+
+/** Why it waits, why it ended, and what can be done about it. */
+function fillWhy(place, job) {
+  const words =
+    job.state === "queued" ? job.waits_for || "Waits for its turn." : job.state === "succeeded" ? "" : job.message;
+  show(place, Boolean(words));
+  place.classList.toggle("bad", ["failed", "timed_out", "lost"].includes(job.state));
+  put(place.firstChild, words);
+  put(place.lastChild, job.state === "queued" ? "" : job.fix);
+  show(place.lastChild, place.lastChild.textContent !== "");
+}
+
+function tileValues(job) {
+  const { step, num_steps: all, loss, eval_loss, mfu, elapsed_s: elapsed, eta_s: left } = job.progress;
+  return {
+    updates: all ? `${integer(step)} of ${integer(all)}` : integer(step),
+    loss: number(loss),
+    eval_loss: number(eval_loss),
+    rate: rateOf(job),
+    mfu: percent(mfu),
+    elapsed: duration(job.training_time ?? elapsed),
+    left: duration(left),
+  };
+}
+
+function factValues(job) {
+  const spent = job.gpu_stats ?? {};
+  return {
+    id: job.id,
+    model: job.model_name ?? "",
+    kind: job.kind === "finetune" ? "Fine-tuning" : "Training",
+    owner: job.owner,
+    user_id: job.user_id ?? "",
+    asked: askedDevices(job.resources),
+    held: job.devices.map(shortDevice).join(", "),
+    priority: String(job.resources.priority),
+    attempt: job.attempt ? String(job.attempt) : "",
+    created: when(job.created_at),
+    started: job.started_at ? when(job.started_at) : "",
+    ended: job.ended_at ? when(job.ended_at) : "",
+    best: job.best_loss === null ? "" : number(job.best_loss),
+    model_path: job.model_path ?? "",
+    energy: spent.energy_j ? energy(spent.energy_j) : "",
+    cost: spent.cost ? money(spent.cost, spent.currency) : "",
+    retry_of: job.retry_of ?? "",
+  };
+}
+
+function fillLink(place, id) {
+  if (!id) return;
+  if (!place.querySelector("a")) place.replaceChildren(el("a", { href: jobAddress(id) }, id));
+}
+
+/** Checkpoints, asked for as the job saves and when it ends. */
+function checkpointCard(id) {
+  const rows = table("Checkpoints", [
+    { name: "step", label: "Updates" },
+    { name: "bytes", label: "Size", number: true },
+    { name: "written", label: "Written", number: true },
+  ]);
+  const none = el("p", { class: "muted" }, "None yet.");
+  const whole = card("Checkpoints", [none, rows.whole]);
+  const told = [];
+  let count = 0;
+  let due = 0;
+  show(rows.whole, false);
+
+  async function load() {
+    const { items } = await ask(jobPath(id, "/checkpoints"));
+    count = items.length;
+    show(none, count === 0);
+    show(rows.whole, count > 0);
+    rows.update(
+      items,
+      (item) => item.step,
+      (cells, item) => {
+        put(cells.step, integer(item.step));
+        put(cells.bytes, bytes(item.bytes));
+        put(cells.written, when(item.written_at));
+      },
+    );
+    for (const each of told) each(count);
+  }
+
+  return {
+    whole,
+    whenKnown: (listener) => told.splice(0, told.length, listener),
+    update(job, before) {
+      const ended = hasEnded(job);
+      if (!before || before.state !== job.state || (!ended && Date.now() >= due)) {
+        due = Date.now() + 10000;
+        load().catch((error) => put(none, error.message));
+      }
+      if (ended && !count) put(none, "None was written.");
+      return count;
+    },
+  };
+}
+
+/** Settings and plan, asked for when they are opened. */
+function configCard(id) {
+  const text = el("pre", { class: "config", tabindex: "0", "aria-label": "Settings" }, "Loading…");
+  const whole = el("details", { class: "card", id: "config" }, el("summary", {}, "Settings and plan"), text);
+  whole.addEventListener("toggle", async () => {
+    if (!whole.open) return;
+    mark(text, "aria-busy", "true");
+    try {
+      const { requested, config, plan } = await ask(jobPath(id, "/config"));
+      const parts = { "As it was asked for": requested, "As the run has it": config, Plan: plan };
+      const shown = Object.entries(parts).filter(([, value]) => value !== null);
+      put(text, shown.map(([name, value]) => `# ${name}\n${JSON.stringify(value, null, 2)}`).join("\n\n"));
+    } catch (error) {
+      put(text, error.message);
+    }
+    mark(text, "aria-busy", null);
+  });
+  return { whole };
+}
