@@ -1,0 +1,268 @@
+"""Load on the service: latency of lists and details beside listeners of streams, and memory over many requests.
+
+    python benchmarks/service_load.py                        # the full measure, several minutes
+    python benchmarks/service_load.py --queued 50 --finished 20 --seconds 3 --listeners 20 --requests 500
+
+The server runs in a process of its own with its supervisor, on a new SQLite store; the queued jobs ask for more devices
+than there are, so that they wait and nothing is trained. Requests are sent at a fixed rate whether or not the ones
+before have been answered, and a latency counts from the moment at which its request was due. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import httpx
+import psutil
+
+from drumline.config.service import ServiceConfig
+from drumline.jobs.devices import node_of
+from drumline.jobs.keeper_files import run_of
+from drumline.jobs.records import Job, Resources, State, Work
+from drumline.jobs.store import Store, open_store, store_url
+
+SERVE = """
+import sys
+from drumline.config.service import ServiceConfig
+from drumline.service.serving import serve
+serve(ServiceConfig.model_validate_json(sys.argv[1]), lambda address: print(address, flush=True))
+"""
+HISTORY = 200
+"""Log lines of each finished job."""
+CONNECTIONS = 32
+"""Over which requests are sent at a rate."""
+WRITE_S = 0.5
+"""Between two lines of the job that is listened to."""
+
+
+@dataclass
+class Server:
+    """What is measured."""
+
+    url: str
+    process: psutil.Process
+    store: Store
+    config: ServiceConfig
+    jobs: list[str] = field(default_factory=list)
+
+    def add(self, number: int, state: State, node: str) -> Job:
+        """A job, with a run directory where it is not queued."""
+        now = time.time() - number
+        job_id = f"job-{state}-{number:06}"
+        ended = now if state == "succeeded" else None
+        work = Work("finetune", {"train.epochs": 3}, model="/models/gpt2", model_name="gpt2", data=("/data/ads.jsonl",))
+        progress = {"step": 10, "num_steps": 100, "loss": 2.5, "units_per_s": 1e4, "unit": "tokens"}
+        resources = Resources(devices=64, priority=number % 5)
+        job = Job(
+            job_id, f"owner-{number % 20}", work, resources, now, state, ended=ended, node=node, progress=progress
+        )
+        self.store.jobs.add(job)
+        if state != "queued":
+            run = run_of(self.config.data_dir / "jobs" / job_id)
+            run.logs.mkdir(parents=True)
+            lines = ({"kind": "train", "step": step, "loss": 3 - step / 100, "time": now} for step in range(HISTORY))
+            run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        self.jobs.append(job_id)
+        return job
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[Server]:
+    """A server on a new store."""
+    config = ServiceConfig.model_validate(
+        {
+            "port": 0,
+            "data_dir": folder,
+            "access": {"requests_per_minute": 10**9, "changes_per_minute": 10**9},
+            "scheduling": {"cpu_slots": 2},
+        }
+    )
+    command = [sys.executable, "-c", SERVE, config.model_dump_json()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip().rstrip("/")
+        store = open_store(store_url(config))
+        try:
+            yield Server(url, psutil.Process(process.pid), store, config)
+        finally:
+            store.close()
+            process.terminate()
+            process.wait(30)
+
+
+async def listen(client: httpx.AsyncClient, url: str, told: list[int], index: int) -> None:
+    """Count the records of a stream until it ends."""
+    async with client.stream("GET", url, headers={"Accept": "text/event-stream"}) as answer:
+        answer.raise_for_status()
+        async for chunk in answer.aiter_raw():
+            told[index] += chunk.count(b"event: record\n")
+
+
+class Connections:
+    """Some connections that stay open. A whole client takes more time for a request than the server does."""
+
+    def __init__(self, url: str) -> None:
+        self._address = httpx.URL(url)
+        self._free: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
+
+    async def open(self, count: int) -> None:
+        """Open them."""
+        for _ in range(count):
+            self._free.put_nowait(await asyncio.open_connection(self._address.host, self._address.port))
+
+    async def get(self, path: str) -> bytes:
+        """The body of an answer, which must be 200, over the first connection that is free."""
+        reader, writer = await self._free.get()
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        body = await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]))
+        self._free.put_nowait((reader, writer))
+        return body
+
+    def close(self) -> None:
+        """Close them all; none may be in use."""
+        while not self._free.empty():
+            self._free.get_nowait()[1].close()
+
+
+async def ask(connections: Connections, path: str, due: float, latencies: list[float]) -> None:
+    """One request; its latency in seconds from when it was due."""
+    await connections.get(path)
+    latencies.append(time.perf_counter() - due)
+
+
+async def at_rate(connections: Connections, server: Server, rate: float, seconds: float) -> dict[str, list[float]]:
+    """Lists and details in turn, one every 1/rate seconds."""
+    chance, latencies = random.Random(8), {"list": list[float](), "detail": list[float]()}
+    began = time.perf_counter()
+    tasks = []
+    for number in range(int(rate * seconds)):
+        due = began + number / rate
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        kind = "list" if number % 2 else "detail"
+        path = "/jobs" if kind == "list" else f"/jobs/{chance.choice(server.jobs)}"
+        tasks.append(asyncio.create_task(ask(connections, path, due, latencies[kind])))
+    await asyncio.gather(*tasks)
+    return latencies
+
+
+async def with_listeners(server: Server, options: argparse.Namespace) -> dict[str, object]:
+    """The latencies while a job that many listen to goes on."""
+    job = server.add(0, "running", node="elsewhere")
+    metrics = run_of(server.config.data_dir / "jobs" / job.id).metrics
+    told = [0] * options.listeners
+    unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+    async with httpx.AsyncClient(base_url=server.url, limits=unlimited, timeout=60) as client:
+        path = f"/jobs/{job.id}/metrics"
+        listeners = [asyncio.create_task(listen(client, path, told, index)) for index in range(options.listeners)]
+        while min(told, default=HISTORY) < HISTORY:
+            await asyncio.sleep(0.05)
+        writer = asyncio.create_task(write_on(metrics))
+        before = server.process.cpu_times()
+        began = time.perf_counter()
+        connections = Connections(server.url)
+        await connections.open(CONNECTIONS)
+        latencies = await at_rate(connections, server, options.rate, options.seconds)
+        connections.close()
+        took_s = time.perf_counter() - began
+        after = server.process.cpu_times()
+        writer.cancel()
+        await asyncio.gather(writer, return_exceptions=True)
+        written = len(metrics.read_bytes().splitlines())
+        server.store.jobs.update(job.id, lambda found: ended(found))
+        await asyncio.wait_for(asyncio.gather(*listeners), 30)
+    return {
+        **{f"{kind}_ms": percentiles(found) for kind, found in latencies.items()},
+        "requests": sum(map(len, latencies.values())),
+        "requests_per_s": round(options.rate * options.seconds / took_s, 1),
+        "server_cpu_share": round((after.user + after.system - before.user - before.system) / took_s, 2),
+        "listeners": options.listeners,
+        "records_written": written,
+        "listeners_that_heard_all": sum(count == written for count in told),
+        "server_threads": server.process.num_threads(),
+    }
+
+
+def ended(job: Job) -> Job:
+    """The same job at its end."""
+    from dataclasses import replace
+
+    return replace(job, state="succeeded", ended=time.time())
+
+
+async def write_on(metrics: Path) -> None:
+    """Log lines, until it is cancelled."""
+    step = HISTORY
+    while True:
+        with metrics.open("a") as file:
+            file.write(json.dumps({"kind": "train", "step": step, "loss": 1.0}) + "\n")
+        step += 1
+        await asyncio.sleep(WRITE_S)
+
+
+def percentiles(latencies: list[float]) -> dict[str, float]:
+    """In milliseconds."""
+    found = sorted(1000 * latency for latency in latencies)
+    at = {name: found[min(len(found) - 1, int(share * len(found)))] for name, share in (("p95", 0.95), ("p99", 0.99))}
+    return {name: round(value, 2) for name, value in {"p50": median(found), **at, "max": found[-1]}.items()}
+
+
+async def memory(server: Server, requests: int, at_once: int = 16) -> list[dict[str, float]]:
+    """Memory of the server before, and at each tenth of, so many requests of all kinds."""
+    samples = [{"requests": 0, "rss_mb": round(server.process.memory_info().rss / 2**20, 1)}]
+    chance, paths = random.Random(9), ["/jobs?limit=10", "/jobs?q=owner", "/healthz", "/multigpu/stats", "/jobs/none"]
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+
+        async def some(count: int) -> None:
+            for _ in range(count):
+                job = chance.choice(server.jobs)
+                path = chance.choice([*paths, f"/jobs/{job}", f"/jobs/{job}/metrics", f"/jobs/{job}/logs"])
+                assert (await client.get(path)).status_code < 500
+
+        for tenth in range(1, 11):
+            await asyncio.gather(*(some(max(1, requests // 10 // at_once)) for _ in range(at_once)))
+            sample = {"requests": tenth * requests // 10, "rss_mb": round(server.process.memory_info().rss / 2**20, 1)}
+            samples.append(sample)
+    return samples
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("queued", 1000), ("finished", 500), ("listeners", 200), ("requests", 100_000)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--rate", type=float, default=200.0, help="requests a second")
+    parser.add_argument("--seconds", type=float, default=30.0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as server:
+        for number in range(options.queued):
+            server.add(number, "queued", node_of(server.config))
+        for number in range(options.finished):
+            server.add(number, "succeeded", node_of(server.config))
+        time.sleep(2.0)  # the supervisor has looked at all of them
+        result = {
+            "machine": {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()},
+            "jobs": {"queued": options.queued, "finished": options.finished},
+            "load": asyncio.run(with_listeners(server, options)),
+            "memory": asyncio.run(memory(server, options.requests)),
+        }
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

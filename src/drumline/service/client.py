@@ -1,0 +1,221 @@
+"""The client of a drumline service: typed, patient, and safe to repeat."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from pydantic import BaseModel
+
+from drumline.errors import RemoteError
+from drumline.jobs.records import END_STATES
+from drumline.service.async_client import AsyncClient
+from drumline.service.calls import (
+    AGAIN,
+    Call,
+    Stream,
+    change_call,
+    delete_data_call,
+    file_call,
+    finetune_request,
+    job_call,
+    list_call,
+    read,
+    submit_call,
+    wait_before,
+    waits,
+)
+from drumline.service.connection import (
+    ADDRESS,
+    FIRST_LOOK_S,
+    LONGEST_LOOK_S,
+    Address,
+    OnProgress,
+    Texts,
+    httpx,
+    line_of,
+    not_ended,
+    stream_settings,
+)
+from drumline.service.event_stream import END, REWRITTEN, Event, EventReader
+from drumline.service.views import JobDetail, JobList, JobView, LinesPage, RecordsPage
+
+__all__ = ["AsyncClient", "Client"]
+
+A = TypeVar("A", bound=BaseModel)
+
+
+class Client:
+    """Talks with a service over HTTP. A context manager; to be used from one thread at a time.
+
+    url: with the service's prefix. key: an API key; key_file: a file that holds it. tries: how often a request is made
+    before its failure is raised; every request may be repeated, and a job that is submitted twice is one. timeout_s:
+    for each answer. transport: of httpx, for tests. Methods raise the drumline.errors that the service tells by their
+    code, RemoteError for other codes, and ServiceUnreachable.
+    """
+
+    def __init__(
+        self,
+        url: str = ADDRESS,
+        key: str | None = None,
+        *,
+        key_file: str | Path | None = None,
+        timeout_s: float = 30.0,
+        tries: int = 5,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._address = Address(url, key, key_file, timeout_s)
+        self._tries = tries
+        self._http = httpx.Client(**self._address.settings, transport=transport)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._http.close()
+
+    def submit(self, request: Mapping[str, Any] | BaseModel, *, idempotency_key: str | None = None) -> JobView:
+        """Ask for a job, as POST /jobs takes it (jobs.requests.JobRequest); the same key again gives the same job."""
+        return self._read(JobView, submit_call(request, idempotency_key))
+
+    def finetune(
+        self,
+        model_name: str,
+        dataset: Texts | str | Path,
+        settings: Mapping[str, Any] | None = None,
+        **job: Any,
+    ) -> JobView:
+        """Ask for a fine-tuning. dataset: texts or rows, or a path that the service may read.
+
+        settings: epochs, learning_rate, … as in training_config, or names of the schema. job: other fields of the
+        request, as name, tags, resources.
+        """
+        return self.submit(finetune_request(model_name, dataset, settings, job))
+
+    def get(self, job_id: str) -> JobDetail:
+        """One job at this moment."""
+        return self._read(JobDetail, job_call(job_id))
+
+    def list(self, **filters: Any) -> Iterator[JobView]:
+        """Jobs, the newest first, all that fit: state (one or several), owner, tag, kind, user_id, q, …."""
+        cursor = None
+        while True:
+            page = self._read(JobList, list_call(filters, cursor=cursor))
+            yield from page.items
+            if (cursor := page.next) is None:
+                return
+
+    def cancel(self, job_id: str) -> JobView:
+        """Ask a job to save and end; one that still waits ends at once."""
+        return self._read(JobView, change_call(job_id, "cancel"))
+
+    def retry(self, job_id: str, *, from_checkpoint: bool = False) -> JobView:
+        """Ask for an ended job once more; the answer is a new one, which goes on from the newest checkpoint or anew."""
+        return self._read(JobView, change_call(job_id, "retry", {"from_checkpoint": from_checkpoint}))
+
+    def delete_data(self, job_id: str) -> None:
+        """Remove the texts of an ended job."""
+        self._ask(delete_data_call(job_id))
+
+    def wait(self, job_id: str, timeout_s: float | None = None, on_progress: OnProgress | None = None) -> JobDetail:
+        """The job once it has ended. on_progress is called with each look at it. Raises RemoteError after timeout_s."""
+        limit = None if timeout_s is None else time.monotonic() + timeout_s
+        look_s = FIRST_LOOK_S
+        while (job := self.get(job_id)).state not in END_STATES:
+            if on_progress is not None:
+                on_progress(job)
+            if limit is not None and time.monotonic() + look_s > limit:
+                raise not_ended(job, timeout_s)
+            time.sleep(look_s)
+            look_s = min(1.5 * look_s, LONGEST_LOOK_S)
+        return job
+
+    def logs(self, job_id: str, *, source: str | None = None, follow: bool = False) -> Iterator[str]:
+        """Lines of a job's log (source: command, rank_<n>, launcher); follow: until it has ended, to the last line."""
+        if follow:
+            yield from (line_of(event) for event in self._follow(job_id, "logs", source))
+            return
+        after, done = 0, False
+        while not done:
+            page = self._read(LinesPage, file_call(job_id, "logs", source, after))
+            yield from page.lines
+            after, done = page.next, page.done or not page.lines
+
+    def metrics(self, job_id: str, *, follow: bool = False) -> Iterator[dict[str, Any]]:
+        """Records of a job's metrics.jsonl; follow: until it has ended, to the last one."""
+        return self._records(job_id, "metrics", follow)
+
+    def events(self, job_id: str, *, follow: bool = False) -> Iterator[dict[str, Any]]:
+        """Records of a job's events.jsonl, as metrics."""
+        return self._records(job_id, "events", follow)
+
+    def _records(self, job_id: str, stream: Stream, follow: bool) -> Iterator[dict[str, Any]]:
+        if follow:
+            yield from (event.data for event in self._follow(job_id, stream, None))
+            return
+        after, done = 0, False
+        while not done:
+            page = self._read(RecordsPage, file_call(job_id, stream, None, after))
+            yield from page.records
+            after, done = page.next, page.done or not page.records
+
+    def _read(self, kind: type[A], call: Call) -> A:
+        return read(kind, self._ask(call).content, self._address.url)
+
+    def _ask(self, call: Call) -> httpx.Response:
+        for wait_s in (*waits(self._tries), None):
+            try:
+                response = self._http.request(
+                    call.method, call.path, params=list(call.query), json=call.body, headers=dict(call.headers)
+                )
+            except httpx.TransportError as error:
+                if wait_s is None:
+                    raise self._address.failure(error) from error
+            else:
+                if response.is_success:
+                    return response
+                if wait_s is None or response.status_code not in AGAIN:
+                    raise self._address.told(response)
+                wait_s = wait_before(wait_s, response.headers.get("Retry-After"))
+            time.sleep(wait_s)
+        raise AssertionError("the last try returns or raises")
+
+    def _follow(self, job_id: str, stream: Stream, source: str | None) -> Iterator[Event]:
+        """Events up to the last one; where the connection breaks, on from there."""
+        call, reader, waiting = file_call(job_id, stream, source), EventReader(), waits(self._tries)
+        failure: Exception = RemoteError("the stream ended before its end", "", "answer", 200)
+        while True:
+            reader.begin()
+            try:
+                with self._http.stream(call.method, call.path, **stream_settings(call, reader)) as response:
+                    if not response.is_success:
+                        response.read()
+                        failure = self._address.told(response)
+                        if response.status_code not in AGAIN:
+                            raise failure
+                    for event in _events(reader, response):
+                        if event.name == END:
+                            return
+                        waiting = waits(2 * self._tries)  # where there was a service there will be one
+                        if event.name != REWRITTEN:
+                            yield event
+            except httpx.TransportError as error:
+                failure = self._address.failure(error)
+            except ValueError as error:
+                raise self._address.broken(error) from error
+            if (wait_s := next(waiting, None)) is None:
+                raise failure
+            time.sleep(wait_s)
+
+
+def _events(reader: EventReader, response: httpx.Response) -> Iterator[Event]:
+    """What a stream sends; nothing where the answer is no stream."""
+    if response.is_success:
+        for chunk in response.iter_bytes():
+            yield from reader.feed(chunk)

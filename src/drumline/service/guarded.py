@@ -1,0 +1,167 @@
+"""What every route of ours goes through, also inside somebody else's application: keys, limits, sizes, problems."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive
+
+from drumline.service.access import READING, Asking, Caller
+from drumline.service.headers import add_security_headers
+from drumline.service.problems import answer_to, responses
+from drumline.service.sizes import limited
+from drumline.service.state import Service, key_is_needed, service_of
+
+logger = logging.getLogger("drumline.service")
+
+
+class StrictRequest(Request):
+    """A request whose JSON is JSON: no NaN, no number beyond float64, and no text that is not Unicode."""
+
+    async def json(self) -> Any:
+        """The body. Raises json.JSONDecodeError."""
+        return parse_strictly(await self.body())
+
+
+class GuardedRoute(APIRoute):
+    """A route that asks who is there before it reads the body, and answers every error as a problem."""
+
+    needs_key = True
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        """Declares the problems that this very route may answer with, besides those that it names itself."""
+        super().__init__(path, endpoint, **options)
+        found = self.dependant
+        # What is open to all and changes nothing asks nobody and counts nothing: it answers, whoever floods the rest.
+        is_plain = not self.needs_key and (self.methods or set()) <= READING
+        statuses = set() if is_plain else {429, 503} | ({401, 403} if self.needs_key else set())
+        if found.path_params or found.query_params or found.header_params:
+            statuses |= {422}
+        if self.body_field is not None:
+            statuses |= {400, 408, 413, 422}
+        for status, described in responses(*statuses).items():
+            self.responses.setdefault(status, described)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The framework's own handler, guarded."""
+        handle = super().get_route_handler()
+
+        async def guarded(request: Request) -> Response:
+            try:
+                service = service_of(request)
+                request.state.caller = await _admit(service, request, needs_key=self.needs_key)
+                answer = await handle(StrictRequest(request.scope, self._body_of(request, service)))
+            except Exception as error:
+                answer = answer_to(error, request)
+            add_security_headers(answer)
+            if request.method not in READING:
+                _log(request, answer)
+            return answer
+
+        return guarded
+
+    def _body_of(self, request: Request, service: Service) -> Receive:
+        """Where to take the body from; of routes without one nobody reads what is sent."""
+        if self.body_field is None:
+            return request.receive
+        return limited(request, service.config.limits.max_body_bytes)
+
+
+class OpenRoute(GuardedRoute):
+    """A route that needs no key. Changes are limited by address."""
+
+    needs_key = False
+
+
+def guarded_router(tag: str, prefix: str = "", *, statuses: Sequence[int] = ()) -> APIRouter:
+    """A router whose routes need a key. statuses: problems of all of its routes besides those of GuardedRoute."""
+    return APIRouter(
+        prefix=prefix,
+        tags=[tag],
+        route_class=GuardedRoute,
+        responses=responses(*statuses),
+        dependencies=[Depends(key_is_needed)],
+        generate_unique_id_function=operation_id,
+    )
+
+
+def open_router(tag: str, *, statuses: Sequence[int] = ()) -> APIRouter:
+    """A router whose routes need no key."""
+    return APIRouter(
+        tags=[tag],
+        route_class=OpenRoute,
+        responses=responses(*statuses),
+        generate_unique_id_function=operation_id,
+    )
+
+
+def operation_id(route: APIRoute) -> str:
+    """The name of its function."""
+    return route.name
+
+
+def parse_strictly(body: bytes) -> Any:
+    """Parse JSON as RFC 8259 has it. Raises json.JSONDecodeError for all that Python would take beyond it."""
+    try:
+        text = body.decode("utf-8")
+        value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+        if "\\u" in text:
+            # A half of a surrogate pair is no text, and no file or database would take it.
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except json.JSONDecodeError:
+        raise
+    except UnicodeError:
+        raise json.JSONDecodeError("not UTF-8", "", 0) from None
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deeply", "", 0) from None
+    except ValueError as error:  # numbers of thousands of digits too
+        raise json.JSONDecodeError(str(error)[:100], "", 0) from None
+    return value
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("a number beyond float64")
+    return value
+
+
+def _log(request: Request, answer: Response) -> None:
+    """A change, by whom, and what came of it; nothing that was sent."""
+    caller: Caller | None = getattr(request.state, "caller", None)
+    name = "nobody" if caller is None else f"{caller.who.owner} ({caller.name})"
+    logger.info("%s %s by %s: %d", request.method, request.url.path[:200], name, answer.status_code)
+
+
+async def _admit(service: Service, request: Request, *, needs_key: bool) -> Caller | None:
+    """Say who asks, and count the request. Raises Unauthorized, Forbidden or RateLimited."""
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in request.scope["headers"]}
+    client = request.client.host if request.client is not None else None
+    asking = Asking(request.method, headers, request.cookies, client, request.url.scheme)
+    caller = None
+    if needs_key:
+        address = client or "local"
+        try:
+            has_secret = "authorization" in headers or "x-api-key" in headers or bool(asking.cookies)
+            if has_secret:  # the store is asked, which may wait
+                caller = await run_in_threadpool(service.access.caller, asking)
+            else:
+                caller = service.access.caller(asking)
+        except Exception:
+            service.rates.count(address, is_change=False)
+            raise
+    elif not asking.is_change:
+        return None
+    service.rates.count(caller.name if caller is not None else client or "local", is_change=asking.is_change)
+    return caller

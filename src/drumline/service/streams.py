@@ -1,0 +1,195 @@
+"""Server-sent events of files that grow: one look for all who listen, and nothing left of those who went."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fastapi.sse import format_sse_event
+from starlette.concurrency import run_in_threadpool
+
+from drumline.errors import Busy, DrumlineError
+from drumline.service.tails import Piece, Place, as_record, as_text, read_piece
+
+logger = logging.getLogger("drumline.service")
+
+LOOK_S = 0.25
+"""Between two looks whether files grew."""
+JOBS_S = 1.0
+"""Between two looks whether jobs ended."""
+HEARTBEAT_S = 15.0
+"""A comment is sent when nothing else was for as long: proxies end what is silent."""
+LINES = 500
+"""Sent at once."""
+MOST_PARTS = 4
+"""Of one source that are kept in mind; those who listen to what is new are at one place."""
+END = "end"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file of a job that somebody listens to."""
+
+    path: Path
+    job_id: str
+    is_records: bool
+    has_ended: Callable[[str], bool] = field(compare=False)
+    """Whether a job has; called in a thread."""
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A piece of a source, as it is sent."""
+
+    events: bytes
+    place: Place
+    at_end: bool
+
+
+@dataclass
+class _Watched:
+    """A source that is listened to."""
+
+    num_listeners: int = 0
+    state: tuple[int, int] | None = None
+    """Inode and size, as seen last."""
+    has_ended: bool = False
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    parts: dict[tuple[Place, bool], asyncio.Task[_Part]] = field(default_factory=dict)
+    """What was read since the last change, by place: who listens from there too takes the same."""
+
+    def wake(self) -> None:
+        """Let all who wait look; they take the next event to wait for."""
+        self.parts = {}
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    async def part(self, source: Source, place: Place, *, is_final: bool) -> _Part:
+        """What follows a place, read once for all who are there."""
+        task = self.parts.get((place, is_final))
+        if task is None:
+            if len(self.parts) >= MOST_PARTS:
+                self.parts = {}
+            task = asyncio.create_task(run_in_threadpool(read_part, source, place, is_final=is_final))
+            self.parts[place, is_final] = task
+        return await asyncio.shield(task)  # one listener that goes takes it from no other
+
+
+class Streams:
+    """All streams of this process."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.closing = threading.Event()
+        """Set when the server ends: every stream ends within LOOK_S, so that it does not wait for them."""
+        self._watched: dict[Source, _Watched] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._jobs_due = 0.0
+        self.num_open = 0
+
+    def check_room(self) -> None:
+        """Raise Busy where as many are open as may be."""
+        if self.num_open >= self._most:
+            raise Busy(f"{self.num_open} streams are open, as many as may be", "close one, or ask without streaming")
+
+    async def follow(self, source: Source, place: Place, *, has_ended: bool) -> AsyncIterator[bytes]:
+        """Events from a place on: `line` or `record`, `rewritten` where the file begins anew, at last `end`.
+
+        has_ended: whether the job has. The id of each event is the place after it.
+        """
+        self.num_open += 1
+        watched = self._listen(source, has_ended)
+        try:
+            yield b": drumline\n\n"  # so that headers go out at once
+            while not self.closing.is_set():
+                # Both before reading: what came meanwhile is then looked at again.
+                is_final, changed = watched.has_ended, watched.changed
+                part = await watched.part(source, place, is_final=is_final)
+                place = part.place
+                if part.events:
+                    yield part.events
+                if not part.at_end:
+                    continue
+                if is_final:
+                    yield format_sse_event(event=END, data_str="{}", id=str(place))
+                    return
+                try:
+                    await asyncio.wait_for(changed.wait(), HEARTBEAT_S)
+                except TimeoutError:
+                    yield b": still here\n\n"
+        finally:
+            self.num_open -= 1
+            self._leave(source, watched)
+
+    def _listen(self, source: Source, has_ended: bool) -> _Watched:
+        watched = self._watched.setdefault(source, _Watched())
+        watched.num_listeners += 1
+        watched.has_ended |= has_ended
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._look_on(), name="drumline-streams")
+        return watched
+
+    def _leave(self, source: Source, watched: _Watched) -> None:
+        watched.num_listeners -= 1
+        if watched.num_listeners == 0:
+            self._watched.pop(source, None)
+        if not self._watched and self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _look_on(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            now = time.monotonic()
+            with_jobs = now >= self._jobs_due
+            self._jobs_due = now + JOBS_S if with_jobs else self._jobs_due
+            running = {source: watched for source, watched in self._watched.items() if not watched.has_ended}
+            try:
+                ended, states = await run_in_threadpool(self._look, list(running), with_jobs)
+            except DrumlineError as error:  # the store cannot be reached now; it is asked again
+                logger.warning("streams wait: %s", error.problem)
+                continue
+            for source, watched in running.items():
+                has_ended = source.job_id in ended
+                if has_ended or self.closing.is_set() or states[source] != watched.state:
+                    watched.state = states[source]
+                    watched.has_ended |= has_ended  # somebody who came meanwhile may know better
+                    watched.wake()
+
+    def _look(self, sources: list[Source], with_jobs: bool) -> tuple[set[str], dict[Source, tuple[int, int] | None]]:
+        """Which jobs have ended, and then how their files are; in a thread, as disks and the store may be slow."""
+        jobs = {source.job_id: source for source in sources} if with_jobs else {}
+        ended = {job_id for job_id, source in jobs.items() if source.has_ended(job_id)}
+        return ended, {source: _state_of(source.path) for source in sources}
+
+
+def read_part(source: Source, place: Place, *, is_final: bool) -> _Part:
+    """Read what follows a place, and make events of it."""
+    piece = read_piece(source.path, place, most=LINES, is_final=is_final)
+    return _Part(encode(piece, is_records=source.is_records), piece.place, piece.at_end)
+
+
+def encode(piece: Piece, *, is_records: bool) -> bytes:
+    """A piece as events."""
+    events = [format_sse_event(event="rewritten", data_str="{}", id="0")] if piece.is_rewritten else []
+    for line, place in piece.lines:
+        told = as_record(line) if is_records else as_text(line)
+        if told is not None:
+            data = json.dumps(told, ensure_ascii=False)
+            events.append(format_sse_event(event="record" if is_records else "line", data_str=data, id=str(place)))
+    return b"".join(events)
+
+
+def _state_of(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116  # many a second
+    except OSError:
+        return None
+    return status.st_ino, status.st_size

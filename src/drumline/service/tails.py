@@ -1,0 +1,97 @@
+"""Reads files that grow: whole lines from a place on, a bounded piece at a time. Pure but for the reading."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from drumline.rundir import TORN
+from drumline.service.views import finite
+
+READ_BYTES = 256 * 1024
+"""Read at a time; a line that is longer comes in pieces."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a file somebody is."""
+
+    offset: int = 0
+    inode: int | None = None
+    """Which file it was; None: not known."""
+
+    def __str__(self) -> str:
+        return str(self.offset) if self.inode is None else f"{self.offset}:{self.inode}"
+
+    @classmethod
+    def parse(cls, text: str | None) -> Place:
+        """What `str` gave, as a browser sends it back in Last-Event-ID; the beginning for anything else."""
+        parts = (text or "").split(":")
+        if len(parts) > 2 or not all(part.isascii() and part.isdecimal() and len(part) < 20 for part in parts):
+            return cls()
+        return cls(int(parts[0]), int(parts[1]) if len(parts) == 2 else None)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What was read."""
+
+    lines: tuple[tuple[bytes, Place], ...] = ()
+    """Each without its end, with the place after it."""
+    place: Place = Place()
+    """Where to go on."""
+    is_rewritten: bool = False
+    """The file is another one, or shorter than it was: these lines are from its beginning."""
+    at_end: bool = True
+    """Whether nothing more was there but, perhaps, half a line."""
+
+
+def read_piece(path: Path, place: Place, *, most: int, is_final: bool) -> Piece:
+    """Read up to `most` lines; none where there is no file. is_final: nothing more will come, so half a line is one."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return Piece(place=place)
+    try:
+        status = os.fstat(descriptor)
+        is_rewritten = status.st_size < place.offset or place.inode not in (None, status.st_ino)
+        start = 0 if is_rewritten else place.offset
+        data = os.pread(descriptor, READ_BYTES, start)
+    finally:
+        os.close(descriptor)
+    is_last = start + len(data) >= status.st_size
+    lines: list[tuple[bytes, Place]] = []
+    taken = 0
+    while len(lines) < most and taken < len(data):
+        end = data.find(b"\n", taken)
+        if end < 0:
+            # Half a line waits for its other half, unless there is none, or it is longer than is read at once.
+            if not (is_final and is_last) and not (taken == 0 and len(data) == READ_BYTES):
+                break
+            end = len(data) - 1
+        line, taken = data[taken : end + 1], end + 1
+        lines.append((line, Place(start + taken, status.st_ino)))
+    at_end = is_last and (taken == len(data) or (len(lines) < most and not is_final))
+    return Piece(tuple(lines), Place(start + taken, status.st_ino), is_rewritten, at_end)
+
+
+def as_text(line: bytes) -> str:
+    """A line of a log."""
+    return line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "replace")
+
+
+def as_record(line: bytes) -> dict[str, Any] | None:
+    """A line of a .jsonl file, null for what is no number; None for one that is torn or no record."""
+    if line.endswith(TORN):
+        return None
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict):
+        return None
+    told: dict[str, Any] = finite(record)
+    return told

@@ -1,0 +1,219 @@
+"""What was trained and what it took: history, comparison, performance, optimisation, cleaning."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from drumline.jobs.adoption import MARK, marked
+from drumline.jobs.records import Job
+from drumline.rundir import RunDir
+from drumline.service.state import Service
+from tests.service.machines import UUIDS, put_gpus
+from tests.service.services import KEYED, add_job, bearer, config, running
+
+Pair = tuple[TestClient, Service]
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Pair]:
+    with running(config(tmp_path, scheduling={"cost_per_gpu_hour": 3.6})) as pair:
+        yield pair
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> Iterator[Pair]:
+    with running(config(tmp_path, access=KEYED)) as pair:
+        yield pair
+
+
+def done(
+    service: Service, owner: str = "local", *, loss: float = 2.0, rate: float = 100.0, micro_batch: int = 8
+) -> Job:
+    """A training that has come to its end, with its run directory."""
+    job = add_job(
+        service,
+        owner,
+        "succeeded",
+        training_type="auto",
+        devices=("GPU-a",),
+        used_s=100.0,
+        progress={"units_per_s": rate, "unit": "tokens", "elapsed_s": 80.0, "step": 5, "loss": loss},
+        result={
+            "best_loss": loss,
+            "training_time": 80.0,
+            "gpu_stats": {"gpus": ["GPU-a"], "gpu_seconds": 100.0, "energy_j": 5e4, "cost": 0.0},
+        },
+    )
+    run = RunDir.create(service.board.folder(job) / "run")
+    plan = {"device": "cuda", "gpus": ["GPU-a"], "world_size": 1, "kind": "single", "micro_batch": micro_batch}
+    run.plan.write_text(json.dumps(plan))
+    run.config.write_text(f"train:\n  lr: {loss / 1000}\n  global_batch: 8\nrun_dir: {run.path}\n")
+    lines = [{"kind": "train", "units_per_s": rate, "unit": "tokens"} for _ in range(3)]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return job
+
+
+def test_history_is_paged_and_filtered(service: Pair) -> None:
+    client, opened = service
+    jobs = [done(opened) for _ in range(3)]
+    add_job(opened, state="queued", training_type="distributed")
+    first = client.get("/multigpu/training/history?limit=2&training_type=auto").json()
+    assert (first["total"], [item["id"] for item in first["items"]]) == (3, [jobs[2].id, jobs[1].id])
+    item = first["items"][0]
+    assert (item["best_loss"], item["training_time"], item["gpu_stats"]["energy_j"]) == (2.0, 80.0, 5e4)
+    query: dict[str, str | int] = {"limit": 2, "training_type": "auto", "cursor": first["next"]}
+    rest = client.get("/multigpu/training/history", params=query)
+    assert ([each["id"] for each in rest.json()["items"]], rest.json()["next"]) == ([jobs[0].id], None)
+    again = client.get("/multigpu/training/history", params=query, headers={"If-None-Match": rest.headers["ETag"]})
+    assert again.status_code == 304
+
+
+def test_several_are_put_beside_each_other(service: Pair) -> None:
+    client, opened = service
+    worse, better = done(opened, loss=2.0), done(opened, loss=1.0)
+    query: dict[str, Any] = {"compare": [worse.id, better.id], "limit": 1}
+    found = client.get("/multigpu/training/history", params=query).json()["comparison"]
+    assert [(each["id"], each["best_loss"], each["is_best"]) for each in found["trainings"]] == [
+        (worse.id, 2.0, False),
+        (better.id, 1.0, True),
+    ]
+    assert found["trainings"][0]["goodput"] == pytest.approx(0.8)
+    assert found["differences"] == {"train.lr": {worse.id: 0.002, better.id: 0.001}}
+    assert client.get("/multigpu/training/history?compare=job-none").status_code == 404
+
+
+def test_performance_by_job_owner_and_day(service: Pair) -> None:
+    client, opened = service
+    put_gpus(opened)
+    job = done(opened)
+    begun = time.time() - 100
+    with opened.store.change() as change:
+        change.spend(replace(job, attempt=1), begun, begun + 100, 5e4)
+    add_job(opened, "bob", "running", progress={"units_per_s": 7.0, "unit": "tokens"}, attempt_began=time.time() - 10)
+    found = client.get("/multigpu/performance/metrics").json()
+    assert (found["total"]["jobs"], found["total"]["by_state"]) == (2, {"running": 1, "succeeded": 1})
+    own = found["by_owner"]["local"]
+    assert (own["goodput"], own["units_per_s"], own["energy_j"]) == (pytest.approx(0.8), {"tokens": 100.0}, 5e4)
+    assert own["cost"] == pytest.approx(0.1)  # 100 GPU seconds at 0.001
+    assert found["running_units_per_s"] == {"tokens": 7.0}
+    assert found["accounts_by_owner"]["local"]["device_s"] == pytest.approx(100)
+    assert sum(each["cost"] for each in found["accounts_by_day"].values()) == pytest.approx(0.1)
+    assert [each["job_id"] for each in found["by_job"]][1] == job.id
+    assert client.get("/multigpu/performance/metrics?limit=0").json()["by_job"] == []
+    for query in ("days=0", "days=1000", "limit=-1", "days=x"):
+        assert client.get(f"/multigpu/performance/metrics?{query}").status_code == 422
+
+
+def test_others_jobs_are_in_nobodys_numbers(keyed: Pair) -> None:
+    client, opened = keyed
+    job = done(opened, "ann")
+    with opened.store.change() as change:
+        change.spend(replace(job, attempt=1), time.time() - 5, time.time())
+    bob = bearer(opened, "bob")
+    found = client.get("/multigpu/performance/metrics", headers=bob).json()
+    assert (found["total"]["jobs"], found["by_owner"], found["accounts_by_owner"]) == (0, {}, {})
+    assert client.get(f"/multigpu/training/history?compare={job.id}", headers=bob).status_code == 404
+    optimized = client.post("/multigpu/resources/manage", json={"action": "optimize"}, headers=bob).json()
+    assert optimized["optimize"]["recommendations"] == []
+    assert client.get("/multigpu/training/history", headers=bob).json()["total"] == 0
+
+
+def test_optimize_recommends_what_was_measured(service: Pair) -> None:
+    client, opened = service
+    done(opened, rate=100.0, micro_batch=4)
+    fast = done(opened, rate=150.0, micro_batch=16)
+    found = client.post("/multigpu/resources/manage", json={"action": "optimize", "model_name": "tiny"}).json()
+    (best,) = found["optimize"]["recommendations"]
+    assert (best["measured_by"], best["settings"]["train.micro_batch"], best["units_per_s"]) == (fast.id, 16, 150.0)
+    assert "50% more" in best["reason"]
+    nothing = client.post("/multigpu/resources/manage", json={"action": "optimize", "model_name": "other"}).json()
+    assert nothing["optimize"]["message"].startswith("no run has been measured")
+
+
+def cleaned(client: TestClient, headers: dict[str, str] | None = None) -> Any:
+    answer = client.post("/multigpu/resources/manage", json={"action": "cleanup"}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["cleanup"]
+
+
+def held_by_an_ended_job(service: Service, owner: str, device: str) -> Job:
+    """What a service that was killed at the worst moment leaves."""
+    job = add_job(service, owner, "queued")
+    with service.store.change() as change:
+        (stored,) = [each for each in change.jobs(states={"queued"}) if each.id == job.id]
+        change.grant(stored, [device], time.time(), 30.0)
+        change.save(replace(stored, state="failed", ended=time.time(), attempt=1))
+    return job
+
+
+def test_cleaning_ends_what_is_left_and_gives_back_leases(service: Pair) -> None:
+    client, opened = service
+    job = held_by_an_ended_job(opened, "local", UUIDS[0])
+    mark = f"{job.id}/1"
+    code = "import time; print('up', flush=True); time.sleep(60)"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, MARK: mark}, stdout=subprocess.PIPE, start_new_session=True
+    )
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        found = cleaned(client)
+        assert (found["processes_ended"], found["leases_released"]) == ([child.pid], [UUIDS[0]])
+        assert child.wait(5) < 0
+        assert marked(mark) == []
+        assert cleaned(client)["leases_released"] == []
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_cleaning_removes_caches_but_no_run(service: Pair) -> None:
+    client, opened = service
+    job = done(opened)
+    folder = opened.board.folder(job)
+    (folder / "cache").mkdir()
+    (folder / "cache" / "rows").write_bytes(b"x" * 1000)
+    shared = opened.config.data_dir / "cache" / "abc"
+    shared.mkdir(parents=True)
+    (shared / "rows").write_bytes(b"x" * 500)
+    nobodys = opened.config.data_dir / "jobs" / "job-nobody"
+    nobodys.mkdir()
+    os.utime(nobodys, (1, 1))
+    young = opened.config.data_dir / "jobs" / "job-young"
+    young.mkdir()
+    found = cleaned(client)
+    assert (found["removed"], found["freed_bytes"] >= 1500) == (3, True)
+    assert not (folder / "cache").exists() and not shared.exists() and not nobodys.exists()
+    assert young.is_dir() and (folder / "run" / "metrics.jsonl").is_file()
+
+
+def test_the_shared_cache_stays_while_jobs_run(service: Pair) -> None:
+    client, opened = service
+    add_job(opened, state="running")
+    shared = opened.config.data_dir / "cache" / "abc"
+    shared.mkdir(parents=True)
+    found = cleaned(client)
+    assert shared.is_dir()
+    assert "jobs run" in found["notes"][0]
+
+
+def test_a_user_cleans_their_own_only(keyed: Pair) -> None:
+    client, opened = keyed
+    for owner, device in (("ann", UUIDS[0]), ("bob", UUIDS[1])):
+        held_by_an_ended_job(opened, owner, device)
+    shared = opened.config.data_dir / "cache" / "abc"
+    shared.mkdir(parents=True)
+    assert cleaned(client, bearer(opened, "ann"))["leases_released"] == [UUIDS[0]]
+    assert shared.is_dir()
+    assert cleaned(client, bearer(opened, "root", "admin"))["leases_released"] == [UUIDS[1]]

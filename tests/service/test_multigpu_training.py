@@ -1,0 +1,235 @@
+"""Trainings that are asked for under /multigpu, in the fields that its users know."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from drumline.jobs.records import Job
+from drumline.jobs.requests import Who
+from drumline.service.state import Service
+from tests.service.machines import put_gpus
+from tests.service.services import KEYED, bearer, config, running
+
+Pair = tuple[TestClient, Service]
+ADMIN = Who("local", "admin")
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Pair]:
+    with running(config(tmp_path, limits={"max_wait_s": 5.0})) as pair:
+        yield pair
+
+
+def body(**values: Any) -> dict[str, Any]:
+    """The usual call."""
+    return {
+        "model_name": "tiny",
+        "dataset_config": {"texts": ["sample text 1", "sample text 2"], "max_length": 512},
+        "training_config": {"epochs": 3, "learning_rate": 5e-5},
+        "user_id": 123,
+        **values,
+    }
+
+
+def start(pair: Pair, method: str, **values: Any) -> Job:
+    client, opened = pair
+    answer = client.post(f"/multigpu/training/{method}", json=body(**values))
+    assert answer.status_code == 202, answer.text
+    return opened.board.get(answer.json()["training_id"], ADMIN)
+
+
+def refused(pair: Pair, method: str, **values: Any) -> Any:
+    answer = pair[0].post(f"/multigpu/training/{method}", json=body(**values))
+    assert answer.status_code == 422, answer.text
+    return answer.json()
+
+
+def test_the_usual_call_answers_at_once(service: Pair) -> None:
+    client, opened = service
+    answer = client.post("/multigpu/training/dataparallel", json=body(training_type="dataparallel"))
+    assert answer.status_code == 202
+    told = answer.json()
+    assert (told["status"], told["user_id"], told["training_type"]) == ("queued", "123", "dataparallel")
+    assert answer.headers["Location"] == told["links"]["self"] == f"/jobs/{told['training_id']}"
+    job = opened.board.get(told["training_id"], ADMIN)
+    assert (job.work.parallel, job.work.model_name, job.work.export) == ("data_parallel", "tiny", True)
+    assert job.work.settings == {
+        "data.context": 512,
+        "train.batch_size_per_gpu": 8,
+        "train.gradient_accumulation_steps": 1,
+        "train.epochs": 3,
+        "train.lr": 5e-5,
+    }
+    assert (opened.board.folder(job) / "rows.jsonl").read_text().count("sample text") == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "parallel", "devices"),
+    [
+        ("auto", {}, "auto", "auto"),
+        ("dataparallel", {}, "data_parallel", 1),
+        ("distributed", {}, "distributed", "auto"),
+        ("distributed", {"world_size": 4}, "distributed", 4),
+        ("auto", {"resources": {"devices": 2, "priority": 5}}, "auto", 2),
+        ("auto", {"gpu_config": {"distributed_training": True}}, "distributed", "auto"),
+        ("auto", {"gpu_config": {"use_multi_gpu": False}}, "auto", 1),
+        ("auto", {"training_config": {"use_multi_gpu": False}}, "auto", 1),
+        ("distributed", {"world_size": 2, "resources": {"priority": 5}}, "distributed", 2),
+    ],
+)
+def test_how_it_is_spread(service: Pair, method: str, values: dict[str, Any], parallel: str, devices: object) -> None:
+    job = start(service, method, **values)
+    assert (job.work.parallel, job.resources.devices) == (parallel, devices)
+    assert job.resources.priority == values.get("resources", {}).get("priority", 0)
+
+
+def test_on_gpus_it_has_as_many_as_it_names_and_a_share_of_their_memory(service: Pair) -> None:
+    put_gpus(service[1])
+    job = start(service, "dataparallel", gpu_config={"gpu_ids": [0, 2], "backend": "gloo", "memory_fraction": 0.8})
+    assert job.resources.devices == 2
+    assert job.work.settings["hardware.memory_fraction"] == 0.8
+    assert job.work.settings["parallel.backend"] == "gloo"
+
+
+@pytest.mark.parametrize(
+    ("values", "settings"),
+    [
+        ({"training_config": {"batch_size_per_gpu": 2}}, {"train.batch_size_per_gpu": 2}),
+        ({"training_config": {"batch_size": 6}}, {"train.global_batch": 6, "train.batch_size_per_gpu": None}),
+        (
+            {"dataset_config": {"texts": ["x"], "batch_size": 6}},
+            {"train.global_batch": 6, "train.batch_size_per_gpu": None},
+        ),
+        ({"gpu_config": {"mixed_precision": False}}, {"train.precision": "fp32"}),
+        ({"gpu_config": {"batch_size_per_gpu": 3}}, {"train.batch_size_per_gpu": 3}),
+        (
+            {"gpu_config": {"batch_size_per_gpu": 3}, "training_config": {"batch_size_per_gpu": 5}},
+            {"train.batch_size_per_gpu": 5},
+        ),
+        ({"training_config": {"train.schedule.name": "linear"}}, {"train.schedule.name": "linear"}),
+        (
+            {"resources": {"min_devices": 1, "max_devices": 2}},
+            {"train.batch_size_per_gpu": None, "train.gradient_accumulation_steps": None},
+        ),
+        ({"training_config": {"sync_batch_norm": True, "backend": "nccl"}}, {"parallel.backend": None}),
+    ],
+)
+def test_what_its_settings_come_to(service: Pair, values: dict[str, Any], settings: dict[str, Any]) -> None:
+    job = start(service, "auto", **values)
+    assert {name: job.work.settings.get(name) for name in settings} == settings
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "says"),
+    [
+        ("auto", {"training_type": "distributed"}, "training_type is distributed"),
+        ("auto", {"model_name": None}, "model_name is missing"),
+        ("auto", {"dataset_config": None}, "dataset_config is missing"),
+        ("auto", {"dataset_config": {}}, "texts or from path"),
+        ("auto", {"training_config": {"learnin_rate": 1}}, "learnin_rate"),
+        ("auto", {"training_config": {"batch_size": 8, "batch_size_per_gpu": 2}}, "batch_size and batch_size_per_gpu"),
+        ("dataparallel", {"training_config": {"parallel": {"kind": "ddp"}}}, "says parallel.kind itself"),
+        ("distributed", {"world_size": 4, "resources": {"devices": 2}}, "world_size is 4"),
+        ("distributed", {"world_size": 0}, "world_size"),
+        ("auto", {"world_size": 4}, "world_size"),
+        ("auto", {"gpu_config": {"gpu_ids": [0, 0]}}, "twice"),
+        ("auto", {"gpu_config": {"memory_fraction": 7}}, "memory_fraction"),
+        ("auto", {"model_name": "/etc"}, "/etc"),
+        ("auto", {"dataset_config": {"path": "/etc/passwd"}}, "passwd"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(service: Pair, method: str, values: dict[str, Any], says: str) -> None:
+    problem = refused(service, method, **values)
+    assert says in problem["detail"]
+    assert service[1].store.jobs.counts() == {}
+
+
+def test_the_same_request_twice_is_one_training(service: Pair) -> None:
+    client, opened = service
+    headers = {"Idempotency-Key": "once"}
+    ids = {client.post("/multigpu/training/auto", json=body(), headers=headers).json()["id"] for _ in range(3)}
+    assert len(ids) == 1
+    other = client.post("/multigpu/training/auto", json=body(user_id=5), headers=headers)
+    assert other.status_code == 409
+    elsewhere = client.post("/multigpu/training/distributed", json=body(), headers=headers)
+    assert elsewhere.status_code == 409
+    assert opened.store.jobs.counts() == {"queued": 1}
+
+
+def test_a_call_that_waits_comes_back_with_the_end(service: Pair) -> None:
+    client, opened = service
+    answers: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: answers.append(client.post("/multigpu/training/auto?wait=true", json=body()))
+    )
+    thread.start()
+    limit = time.monotonic() + 5
+    while opened.store.jobs.counts().get("queued", 0) == 0 and time.monotonic() < limit:
+        time.sleep(0.01)
+    (job,) = client.get("/jobs").json()["items"]
+    client.post(job["links"]["cancel"])
+    thread.join(5)
+    (answer,) = answers
+    assert answer.status_code == 200
+    assert (answer.json()["id"], answer.json()["status"], answer.json()["success"]) == (job["id"], "cancelled", False)
+    assert answer.json()["training_history"] == []
+    assert opened.streams.num_open == 0
+
+
+def test_a_call_that_waits_too_long_says_how_far_it_is(tmp_path: Path) -> None:
+    with running(config(tmp_path, limits={"max_wait_s": 0.05})) as (client, _):
+        answer = client.post("/multigpu/training/auto?wait=true", json=body())
+        assert (answer.status_code, answer.json()["status"]) == (202, "queued")
+
+
+def test_a_plan_is_kept_and_started_by_its_id(service: Pair) -> None:
+    client, opened = service
+    plan = client.post("/multigpu/training/config", json=body(world_size=2, gpu_config={"batch_size_per_gpu": 3}))
+    assert plan.status_code == 200
+    told = plan.json()
+    assert (told["method"], told["settings"]["train.batch_size_per_gpu"]) == ("distributed", 3)
+    assert told["links"]["start"] == "/multigpu/training/distributed"
+    client.post("/multigpu/config", json={"batch_size_per_gpu": 1})  # what was planned stays
+    started = client.post(told["links"]["start"], json={"config_id": told["config_id"], "user_id": "ann"})
+    assert started.status_code == 202, started.text
+    job = opened.board.get(started.json()["id"], ADMIN)
+    assert (job.user_id, job.resources.devices, job.work.settings["train.batch_size_per_gpu"]) == ("ann", 2, 3)
+    assert (opened.board.folder(job) / "rows.jsonl").read_text().count("sample text") == 2
+
+
+def test_settings_alone_can_be_planned_and_meet_their_data_later(service: Pair) -> None:
+    client, opened = service
+    plan = client.post("/multigpu/training/config", json={"training_config": {"epochs": 7}}).json()
+    data = {"model_name": "tiny", "dataset_config": {"texts": ["later"], "max_length": 9}}
+    started = client.post("/multigpu/training/auto", json={"config_id": plan["config_id"], **data})
+    assert started.status_code == 202, started.text
+    job = opened.board.get(started.json()["id"], ADMIN)
+    assert (job.work.settings["train.epochs"], job.work.settings["data.context"]) == (7, 9)
+
+
+def test_a_plan_is_not_changed_by_its_start(service: Pair) -> None:
+    client, _ = service
+    plan = client.post("/multigpu/training/config", json=body()).json()["config_id"]
+    more = {"training_config": {"epochs": 1}}
+    answer = client.post("/multigpu/training/auto", json={"config_id": plan, **more})
+    assert (answer.status_code, "training_config" in answer.json()["detail"]) == (422, True)
+    elsewhere = client.post("/multigpu/training/distributed", json={"config_id": plan})
+    assert (elsewhere.status_code, "planned for training/auto" in elsewhere.json()["detail"]) == (422, True)
+    assert client.post("/multigpu/training/auto", json={"config_id": "plan-none"}).status_code == 404
+
+
+def test_a_plan_is_its_owners(tmp_path: Path) -> None:
+    with running(config(tmp_path, access=KEYED)) as (client, opened):
+        ann, bob, viewer = bearer(opened, "ann"), bearer(opened, "bob"), bearer(opened, "*", "viewer")
+        plan = client.post("/multigpu/training/config", json=body(), headers=ann).json()["config_id"]
+        stolen = client.post("/multigpu/training/auto", json={"config_id": plan}, headers=bob)
+        assert (stolen.status_code, stolen.json()["code"]) == (404, "not_found")
+        for path in ("auto", "config"):
+            assert client.post(f"/multigpu/training/{path}", json=body(), headers=viewer).status_code == 403
