@@ -18,8 +18,9 @@ help:
 	@echo "make unit         the fastest of them"
 	@echo "make test-system  long tests, and such that need packages with data and models; fetch them first with: make assets,"
 	@echo "                  and on Debian and Ubuntu: apt-get install dataset-fashion-mnist prometheus"
+	@echo "                  postgresql chromium chromium-driver"
 	@echo "make lint types   style and types; make format rewrites files"
-	@echo "make docs         write docs/config.md from the schema"
+	@echo "make docs         write docs/config.md, docs/service-config.md and tests/contract/openapi.json from the code"
 
 .venv: .venv/.complete
 
@@ -79,6 +80,8 @@ types: .venv
 
 docs: .venv
 	$(BIN)/python -c 'from drumline.config.page import config_page; print(config_page(), end="")' > docs/config.md
+	$(BIN)/python -c 'from drumline.config.page import service_page; print(service_page(), end="")' > docs/service-config.md
+	$(BIN)/python -m tests.contract.write_openapi
 
 clean:
 	rm -rf .venv dist runs .drumline .mypy_cache .ruff_cache .pytest_cache

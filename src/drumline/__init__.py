@@ -23,9 +23,12 @@ if TYPE_CHECKING:
     from drumline.monitor.gpu_monitor import GPUMonitor, get_gpu_info
     from drumline.parallel.optimized import OptimizedDataParallel
     from drumline.parallel.strategy import Loss
+    from drumline.service.client import AsyncClient, Client
 
 _HOMES = {
+    "AsyncClient": "drumline.service.client",
     "Callback": "drumline.engine.callbacks",
+    "Client": "drumline.service.client",
     "DrumlineError": "drumline.errors",
     "FineTuningService": "drumline.jobs.finetuning",
     "GPUMonitor": "drumline.monitor.gpu_monitor",
@@ -46,7 +49,9 @@ _HOMES = {
     "select_optimal_gpus": "drumline.hardware.selection",
 }
 __all__ = [
+    "AsyncClient",
     "Callback",
+    "Client",
     "DrumlineError",
     "FineTuningService",
     "GPUMonitor",

@@ -17,10 +17,13 @@ from drumline.cli import (
     export,
     finetune,
     gpus,
+    jobs,
     launch,
     monitor,
     plan,
     report,
+    serve,
+    tokens,
     train,
 )
 from drumline.cli import eval as evaluation
@@ -45,6 +48,9 @@ COMMANDS = (
     monitor,
     doctor,
     bench,
+    serve,
+    jobs,
+    tokens,
 )
 """One module a command. Each imports what is heavy inside its functions, so that `drumline --help` answers at once."""
 
