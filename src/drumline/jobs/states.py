@@ -102,6 +102,7 @@ _BY_CODE = {
 }
 """Reasons by the code of the error that ended a run."""
 
+_DONE: Mapping[Stop, str] = {"resize": "resized", "preempt": "stopped", "time_limit": "ended", "cancel": "cancelled"}
 _STRENGTH: Mapping[Stop, int] = {"resize": 0, "preempt": 0, "time_limit": 1, "cancel": 2}
 
 
@@ -176,7 +177,7 @@ def _started(job: Job, pid: int, pid_began: float) -> Step:
 
 
 def _asked(job: Job, stop: Stop, now: float, by: str) -> Step:
-    message = f"{stop.replace('_', ' ')}, asked by {by}" if by else ""
+    message = f"{_DONE[stop]} by {by}" if by else ""
     if job.state == "queued":
         if stop == "cancel":
             return _over(job, "cancelled", "cancelled", message, "", now)

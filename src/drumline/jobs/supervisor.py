@@ -280,6 +280,7 @@ class Supervisor:
             if problem := self._executor.problem():
                 change.tell_waits({job.id: problem for job in jobs.values() if job.state == "queued"})
                 return
+            inventory = _with_ours(inventory, leases)
             usage = change.usage(self.node, now, policy.fair_share_hours)
             decision = decide(tuple(jobs.values()), leases, inventory, now, policy, usage)
             for start in decision.starts:
@@ -350,3 +351,13 @@ def _with_device_seconds(before: Job, after: Job) -> Job:
     earlier = float(before.progress.get(DEVICE_SECONDS, 0.0))
     device_s = earlier + (after.used_s - before.used_s) * len(before.devices)
     return replace(after, progress={**after.progress, DEVICE_SECONDS: device_s})
+
+
+def _with_ours(inventory: Inventory, leases: tuple[Lease, ...]) -> Inventory:
+    """Devices of our jobs are not taken: in a container the driver does not say whose processes compute on them."""
+    held = {lease.device for lease in leases}
+    devices = (
+        replace(device, unusable=None) if device.id in held and (device.unusable or "").startswith("taken") else device
+        for device in inventory.devices
+    )
+    return replace(inventory, devices=tuple(devices))

@@ -160,7 +160,7 @@ def test_cancel(board: Board, store: Store, woken: list[str]) -> None:
     assert board.cancel(job.id, ADA).version == board.get(job.id, ADA).version
     job = happens(store, board.submit(request(), ADA), *STARTS)
     stopping = board.cancel(job.id, ADA)
-    assert (stopping.state, stopping.stop, stopping.message) == ("stopping", "cancel", "cancel, asked by ada")
+    assert (stopping.state, stopping.stop, stopping.message) == ("stopping", "cancel", "cancelled by ada")
 
 
 def test_a_queue_has_an_end(board: Board) -> None:

@@ -70,7 +70,7 @@ def test_a_job_that_nothing_happens_to_succeeds() -> None:
 
 def test_a_queued_job_is_cancelled_at_once() -> None:
     step = handle(a_job(), Asked("cancel", 5.0, "ada"))
-    assert (step.job.state, step.job.reason, step.job.message) == ("cancelled", "cancelled", "cancel, asked by ada")
+    assert (step.job.state, step.job.reason, step.job.message) == ("cancelled", "cancelled", "cancelled by ada")
     assert step.do == (TellResult(),)
 
 

@@ -63,10 +63,14 @@ class Service:
         self.now = 1000.0
         self.num_slots = 4
         self.seen = True
+        self.taken: dict[int, str] = {}
+        """Slots that look like somebody else's, with the reason."""
         self.supervisor = Supervisor(self.store, self.executor, self._inventory, config, lambda: self.now)
 
     def _inventory(self) -> Inventory:
-        return Inventory(NODE, self.now if self.seen else 0.0, slots(self.num_slots))
+        found = slots(self.num_slots)
+        devices = (replace(each, unusable=self.taken.get(number)) for number, each in enumerate(found))
+        return Inventory(NODE, self.now if self.seen else 0.0, tuple(devices))
 
     def add(self, name: str, **resources: Any) -> None:
         work = Work("train", {})
@@ -208,6 +212,20 @@ def test_on_a_full_disk_jobs_wait_and_say_for_what(service: Service) -> None:
     service.executor.trouble = None
     service.tick()
     assert service.get("a").state == "starting"
+
+
+def test_processes_of_our_own_jobs_are_no_strangers(service: Service) -> None:
+    """A job of higher priority stops the one that has all devices, which could not be if they were somebody else's."""
+    service.add("low", devices=4)
+    service.running("low")
+    service.taken = dict.fromkeys(range(4), "taken by python (pid 7)")
+    service.add("high", devices=4, priority=1)
+    service.tick()
+    assert (service.get("low").state, service.get("low").stop) == ("stopping", "preempt")
+    service.taken[0] = "sick: XID 79"
+    service.add("higher", devices=4, priority=2)
+    service.tick()
+    assert "sick: XID 79" in service.get("higher").waits_for
 
 
 def test_nothing_is_decided_before_the_machine_was_looked_at(service: Service) -> None:
