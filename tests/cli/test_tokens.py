@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+from drumline.cli.tokens import day
 from drumline.config.service import ServiceConfig
 from drumline.jobs.store import open_store, store_url
 from drumline.service.access import find_key
@@ -38,7 +39,13 @@ def test_a_key_is_made_shown_once_and_revoked(tmp_path: Path) -> None:
 def test_what_cannot_be_meant_is_told(tmp_path: Path) -> None:
     assert "there is no store" in refused(tmp_path, "tokens", "list")
     assert "add --role viewer" in refused(tmp_path, "tokens", "create", "*")
+    for days in ("nan", "inf", "36501"):
+        assert "--days" in refused(tmp_path, "tokens", "create", "ann", "--days", days)
     assert "is no owner" in refused(tmp_path, "tokens", "create", "a b")
     assert list(tmp_path.iterdir()) == []
     open_store(store_url(ServiceConfig(data_dir=tmp_path / "drumline-data"))).close()
     assert "there is no key 'key-1'" in refused(tmp_path, "tokens", "revoke", "key-1")
+
+
+def test_moments_that_no_calendar_has_are_shown() -> None:
+    assert (day(1e15), day(float("nan")), day(None), day(60.0)) == ("9999-12-31 23:59", "", "", "1970-01-01 00:01")

@@ -12,13 +12,14 @@ from tests.contract.write_openapi import SNAPSHOT, document
 PATHS = """
 GET /multigpu/health, GET /multigpu/config, POST /multigpu/config, GET /multigpu/stats
 GET /multigpu/gpu/{gpu_id}/stats, POST /multigpu/training/dataparallel, POST /multigpu/training/distributed
-POST /multigpu/training/auto, POST /multigpu/training/config, GET /multigpu/training/history
+POST /multigpu/training/auto, POST /multigpu/training/config
+DELETE /multigpu/training/config/{config_id}, GET /multigpu/training/history
 POST /multigpu/resources/manage, GET /multigpu/resources/status, GET /multigpu/performance/metrics
 POST /multigpu/gpu/test, GET /multigpu/gpu/recommendations
 GET /jobs, POST /jobs, GET /jobs/{job_id}, POST /jobs/{job_id}/cancel, POST /jobs/{job_id}/retry
 GET /jobs/{job_id}/logs, GET /jobs/{job_id}/metrics, GET /jobs/{job_id}/events, GET /jobs/{job_id}/config
 GET /jobs/{job_id}/checkpoints, DELETE /jobs/{job_id}/data
-GET /keys, POST /keys, DELETE /keys/{key_id}, GET /session, POST /session, DELETE /session
+GET /audit, GET /keys, POST /keys, DELETE /keys/{key_id}, GET /session, POST /session, DELETE /session
 GET /metrics, GET /healthz, GET /readyz
 """
 OPEN = {"/healthz", "/readyz"}

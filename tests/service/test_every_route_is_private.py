@@ -45,12 +45,16 @@ def test_no_route_tells_or_changes_what_is_another_users(service: tuple[TestClie
                 named = [name for name in (running_job.id, ended_job.id, plan_id) if name not in f"{url} {body}"]
                 if any(word in answer.text for word in (MARK, "bob", *named)):
                     told.append(f"{method} {url}: {answer.status_code} {answer.text[:300]}")
-                if "{job_id}" in path:
+                if "{job_id}" in path or "{config_id}" in path:
                     assert (answer.status_code, answer.json()["code"]) == (404, "not_found"), (method, url)
                 assert _everything(opened) == everything, f"{method} {url} changed what is Bob's"
     assert told == []
     assert opened.store.keys.get(bob_key.id) == before
     assert asked > 60
+    bob = bearer(opened, "bob")
+    plans = opened.config.data_dir / "plans"
+    assert client.delete(f"/multigpu/training/config/{plan_id}", headers=bob).status_code == 204
+    assert not any(MARK.encode() in path.read_bytes() for path in plans.rglob("*") if path.is_file())
 
 
 def test_without_a_key_nothing_is_answered_but_health_and_the_login(service: tuple[TestClient, Service]) -> None:
@@ -108,7 +112,7 @@ def _things_of_bob(opened: Service) -> tuple[Job, Job, str]:
 
 
 def _everything(opened: Service) -> dict[str, Any]:
-    """What is Bob's: his jobs and leases as the store has them, and every file of theirs."""
+    """What is Bob's: his jobs and leases as the store has them, every file of theirs, and the texts of his plans."""
     found = opened.store.jobs.find(_of_bob(), limit=200).items
     files = {
         str(path): path.read_bytes()
@@ -116,7 +120,10 @@ def _everything(opened: Service) -> dict[str, Any]:
         for path in sorted(opened.board.folder(job).rglob("*"))
         if path.is_file()
     }
-    return {"jobs": found, "leases": opened.store.leases.all(), "files": files}
+    texts = {path: path.read_bytes() for path in (opened.config.data_dir / "plans").rglob("*") if path.is_file()}
+    plans = {str(path): text for path, text in texts.items() if MARK.encode() in text}
+    assert plans, "the texts of Bob's plan are gone"
+    return {"jobs": found, "leases": opened.store.leases.all(), "files": files, "plans": plans}
 
 
 def _of_bob() -> Any:

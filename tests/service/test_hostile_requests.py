@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from drumline.service.guarded import SMALL_BYTES
 from tests.service.services import add_job, config, finetune, running
 
 JSON = {"Content-Type": "application/json"}
@@ -50,9 +52,11 @@ def _deep(depth: int) -> bytes:
 )
 def test_a_body_that_cannot_be_meant_is_a_problem_of_the_request(client: TestClient, path: str, body: bytes) -> None:
     answer = client.post(path, content=body, headers=JSON)
-    assert answer.status_code in (400, 422), answer.text
+    is_large = path == "/session" and len(body) > SMALL_BYTES  # who has no key is not listened to so long
+    assert answer.status_code in ((413,) if is_large else (400, 422)), answer.text
     assert answer.headers["content-type"] == "application/problem+json"
-    assert answer.json()["code"] in ("bad_request", "invalid", "config") and answer.json()["detail"]
+    assert answer.json()["code"] in (("too_large",) if is_large else ("bad_request", "invalid", "config"))
+    assert answer.json()["detail"]
 
 
 @pytest.mark.parametrize(
@@ -94,6 +98,45 @@ def test_a_body_that_says_it_is_too_large_is_refused_before_it_is_read(client: T
     answer = client.post("/jobs", content=b"x", headers={**JSON, "Content-Length": str(100 * MIB)})
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
     assert client.post("/jobs", content=b"x", headers={**JSON, "Content-Length": "9" * 40}).status_code == 413
+
+
+def test_who_has_no_key_sends_little(client: TestClient) -> None:
+    body = json.dumps({f"name {number}": 1 for number in range(900)})
+    assert len(body) > SMALL_BYTES
+    assert client.post("/session", content=body, headers=JSON).status_code == 413
+    assert client.post("/session", content=(b" " * 1024 for _ in range(9)), headers=JSON).status_code == 413
+    assert client.post("/session", content='{"key": "none"}' + " " * 8000, headers=JSON).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "values", [{"texts": [1] * 100_000}, {"texts": None, "path": [1] * 100_000}, {"tags": [1] * 100_000}]
+)
+def test_of_many_wrong_values_the_first_is_told(client: TestClient, values: dict[str, Any]) -> None:
+    for path, body in (
+        ("/jobs", finetune(**values)),
+        ("/multigpu/training/auto", {"model_name": "tiny", "dataset_config": values}),
+    ):
+        answer = client.post(path, json=body)
+        assert answer.status_code == 422 and 1 <= len(answer.json()["errors"]) <= 4
+
+
+def test_names_without_end_are_no_request(client: TestClient) -> None:
+    for body in (names := {f"n{number}": 1 for number in range(20_000)}, finetune(settings=names)):
+        answer = client.post("/jobs", json=body)
+        assert (answer.status_code, answer.json()["code"]) == (400, "bad_request")
+        assert "20,000 names" in answer.json()["detail"].replace("20,003", "20,000")
+
+
+def test_a_path_does_not_break_the_log(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "drumline.service")
+    client.post("/jobs/a%0d%0aPOST%20%1b%5b2J/cancel")
+    [told] = [record.getMessage() for record in caplog.records if record.name == "drumline.service"]
+    assert told.startswith("POST /jobs/a%0D%0APOST%20%1B%5B2J/cancel by local") and told.isprintable()
+
+
+def test_an_origin_that_is_none_is_foreign(client: TestClient) -> None:
+    answer = client.post("/jobs", json=finetune(), headers={"Origin": "http://["})
+    assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
 
 
 def test_a_body_that_does_not_say_how_large_it_is_is_refused_on_the_way(client: TestClient) -> None:

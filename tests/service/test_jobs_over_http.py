@@ -82,7 +82,7 @@ def test_an_answer_that_is_known_already_is_not_sent_again(service: Pair) -> Non
         again = client.get(path, headers={"If-None-Match": tag})
         assert again.status_code == 304 and again.content == b"" and again.headers["ETag"] == tag
     tag = client.get(f"/jobs/{job.id}").headers["ETag"]
-    opened.store.jobs.tell_progress(job.id, {"step": 1})
+    opened.store.jobs.tell_progress(job.id, job.attempt, {"step": 1})
     assert client.get(f"/jobs/{job.id}", headers={"If-None-Match": tag}).json()["progress"]["step"] == 1
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
+from drumline.jobs.keeper_files import log_of
+from drumline.service import streams
+from drumline.service.new_keys import new_key
 from drumline.service.state import Service
-from tests.service.services import KEYED, bearer, config, finetune, running
+from tests.service.services import KEYED, add_job, bearer, config, finetune, running
 
 JSON = {"Content-Type": "application/json"}
 Pair = tuple[TestClient, Service]
@@ -103,6 +108,48 @@ def test_a_login_ends_with_its_key(service: Pair) -> None:
     opened.store.keys.revoke(key.id, 0.0)
     assert client.get("/jobs").status_code == 401
     assert client.post("/session", json={"key": secret}).status_code == 401
+
+
+@pytest.mark.parametrize("by", ["key", "cookie"])
+def test_a_stream_ends_with_the_key_by_which_it_was_opened(
+    service: Pair, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    monkeypatch.setattr(streams, "VALID_S", 0.05)
+    client, opened = service
+    mine = bearer(opened, "ann")
+    job = add_job(opened, "ann", "running")
+    log_of(opened.board.folder(job)).write_text("one\n")
+    [key] = opened.store.keys.list()
+    if by == "cookie":
+        secret = mine.pop("Authorization").removeprefix("Bearer ")
+        assert client.post("/session", json={"key": secret}).status_code == 201
+    # The stream would go on as long as the job: where the key's end does not end it, the service's does.
+    ends = [
+        threading.Timer(0.15, opened.store.keys.revoke, (key.id, time.time())),
+        threading.Timer(8.0, opened.end_streams),
+    ]
+    for timer in ends:
+        timer.start()
+    told = client.get(f"/jobs/{job.id}/logs", headers={**mine, "Accept": "text/event-stream"})
+    was_ended_by_the_service = opened.streams.closing.is_set()
+    for timer in ends:
+        timer.cancel()
+        timer.join()
+    assert not was_ended_by_the_service
+    assert told.status_code == 200 and '"one"' in told.text and "event: end" not in told.text
+
+
+def test_a_login_of_yesterday_is_none_where_nobody_needs_one(tmp_path: Path) -> None:
+    with running(config(tmp_path)) as (client, _):
+        client.cookies.set("drumline_session", "ended-long-ago", domain="localhost.local")
+        assert client.get("/session").json()["by"] == "loopback"
+
+
+def test_a_key_of_an_older_release_may_end_after_all_calendars(service: Pair) -> None:
+    client, opened = service
+    admin = bearer(opened, "root", "admin")
+    opened.store.keys.add(new_key("ann", "user", 0.0, expires=1e15)[1])
+    assert "9999-12-31T23:59:59.000Z" in client.get("/keys", headers=admin).text
 
 
 def test_secrets_and_texts_are_in_no_log_no_row_and_no_answer(

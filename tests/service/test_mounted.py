@@ -7,7 +7,8 @@ from pathlib import Path
 from fastapi import FastAPI, HTTPException
 from starlette.testclient import TestClient
 
-from drumline.service.app import make_router
+from drumline.config.service import ServiceConfig
+from drumline.service.app import create_app, make_router
 from drumline.service.opening import open_service
 from tests.service.services import BASE, config, finetune
 
@@ -56,3 +57,11 @@ def test_it_can_be_started_again_after_its_end(tmp_path: Path) -> None:
         with TestClient(app, base_url=BASE) as client:
             assert client.get("/api/v1/jobs").json()["total"] == total
             client.post("/api/v1/jobs", json=finetune())
+
+
+def test_a_page_of_an_allowed_site_may_say_where_its_stream_goes_on() -> None:
+    app = create_app(ServiceConfig.model_validate({"access": {"allowed_origins": ["https://ours.example"]}}))
+    asked = {"Origin": "https://ours.example", "Access-Control-Request-Method": "GET"}
+    for header, status in (("Last-Event-ID", 200), ("X-API-Key", 200), ("X-Other", 400)):
+        answer = TestClient(app).options("/jobs", headers={**asked, "Access-Control-Request-Headers": header})
+        assert answer.status_code == status, header

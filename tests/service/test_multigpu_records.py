@@ -16,7 +16,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from drumline.jobs.adoption import MARK, marked
-from drumline.jobs.records import Job
+from drumline.jobs.commands import commands_of
+from drumline.jobs.records import Job, Work
 from drumline.rundir import RunDir
 from drumline.service.state import Service
 from tests.service.machines import UUIDS, put_gpus
@@ -181,21 +182,52 @@ def test_cleaning_ends_what_is_left_and_gives_back_leases(service: Pair) -> None
 def test_cleaning_removes_caches_but_no_run(service: Pair) -> None:
     client, opened = service
     job = done(opened)
-    folder = opened.board.folder(job)
-    (folder / "cache").mkdir()
-    (folder / "cache" / "rows").write_bytes(b"x" * 1000)
-    shared = opened.config.data_dir / "cache" / "abc"
-    shared.mkdir(parents=True)
-    (shared / "rows").write_bytes(b"x" * 500)
-    nobodys = opened.config.data_dir / "jobs" / "job-nobody"
-    nobodys.mkdir()
-    os.utime(nobodys, (1, 1))
-    young = opened.config.data_dir / "jobs" / "job-young"
-    young.mkdir()
+    folder, data_dir = opened.board.folder(job), opened.config.data_dir
+    of_texts = cache_of(replace(job, work=Work("finetune", {}, model="m")), folder, data_dir)
+    of_files = cache_of(replace(job, work=Work("finetune", {}, model="m", data=("/a.jsonl",))), folder, data_dir)
+    assert of_texts != of_files
+    for cache in (of_texts, of_files):
+        (cache / "abc").mkdir(parents=True)
+        (cache / "abc" / "rows").write_bytes(b"x" * 1000)
     found = cleaned(client)
-    assert (found["removed"], found["freed_bytes"] >= 1500) == (3, True)
-    assert not (folder / "cache").exists() and not shared.exists() and not nobodys.exists()
-    assert young.is_dir() and (folder / "run" / "metrics.jsonl").is_file()
+    assert (found["removed"], found["freed_bytes"] >= 2000) == (2, True)
+    assert not of_texts.exists() and not of_files.exists()
+    assert (folder / "run" / "metrics.jsonl").is_file()
+
+
+def cache_of(job: Job, folder: Path, data_dir: Path) -> Path:
+    """Where the job's data is prepared, as its command has it, in its second attempt."""
+    words = commands_of(job, folder, data_dir / "cache")[0].words
+    (text,) = [word for word in words if word.startswith("data.cache_dir=")]
+    return Path(text.partition("=")[2].strip('"'))
+
+
+def test_cleaning_removes_old_plans_and_what_was_half_made_and_no_job_of_another_store(service: Pair) -> None:
+    client, opened = service
+    data_dir = opened.config.data_dir
+    made = {
+        "jobs/job-nobody": (None, 0.1, False),
+        "jobs/job-young": (None, 0.01, True),
+        "jobs/job-waits": ("rows.jsonl", 6.0, True),
+        "jobs/job-texts": ("rows.jsonl", 8.0, False),
+        "jobs/job-ran": ("run/exit.json", 100.0, True),
+        "jobs/job-exported": ("model/config.json", 100.0, True),
+        "jobs/job-failed": ("command.log", 100.0, True),
+        "plans/plan-old": ("rows.jsonl", 8.0, False),
+        "plans/plan-young": ("rows.jsonl", 6.0, True),
+    }
+    for name, (file, days, _) in made.items():
+        (data_dir / name).mkdir(parents=True)
+        if file is not None:
+            (data_dir / name / file).parent.mkdir(exist_ok=True)
+            (data_dir / name / file).write_text("x")
+        then = time.time() - days * 86_400
+        os.utime(data_dir / name, (then, then))
+    found = cleaned(client)
+    assert {name: (data_dir / name).is_dir() for name in made} == {name: stays for name, (_, _, stays) in made.items()}
+    assert found["removed"] == 3
+    notes = "\n".join(found["notes"])
+    assert "know them: 4 (job-exported, job-failed, job-ran, …)" in notes and "7 days were removed: 1" in notes
 
 
 def test_the_shared_cache_stays_while_jobs_run(service: Pair) -> None:

@@ -204,6 +204,35 @@ def test_a_plan_is_kept_and_started_by_its_id(service: Pair) -> None:
     assert (opened.board.folder(job) / "rows.jsonl").read_text().count("sample text") == 2
 
 
+def test_a_plan_leaves_no_second_copy_of_its_texts(service: Pair) -> None:
+    client, opened = service
+    plan = client.post("/multigpu/training/config", json=body()).json()["config_id"]
+    folder = opened.config.data_dir / "plans" / plan
+    assert (folder / "rows.jsonl").is_file()
+    once = {"Idempotency-Key": "once"}
+    started = client.post("/multigpu/training/auto", json={"config_id": plan}, headers=once)
+    assert (started.status_code, folder.exists()) == (202, False)
+    again = client.post("/multigpu/training/auto", json={"config_id": plan}, headers=once)
+    assert (again.status_code, again.json()["id"]) == (202, started.json()["id"])
+    other = client.post("/multigpu/training/auto", json={"config_id": plan, "user_id": "x"}, headers=once)
+    assert other.status_code == 409
+    assert client.post("/multigpu/training/auto", json={"config_id": plan}).status_code == 404
+
+
+def test_a_request_counts_before_what_is_set_for_all(service: Pair) -> None:
+    client, opened = service
+    put_gpus(opened)
+    for_all = {"mixed_precision": False, "backend": "gloo", "distributed_training": True, "use_multi_gpu": False}
+    assert client.post("/multigpu/config", json=for_all).status_code == 200
+    own = {"mixed_precision": True, "backend": "nccl", "distributed_training": False, "use_multi_gpu": True}
+    plan = client.post("/multigpu/training/config", json=body(gpu_config=own, training_type="auto"))
+    by_plan = client.post("/multigpu/training/auto", json={"config_id": plan.json()["config_id"]}).json()["id"]
+    for job in (start(service, "auto", gpu_config=own), opened.board.get(by_plan, ADMIN)):
+        assert not {"train.precision", "parallel.backend"} & set(job.work.settings)
+        assert (job.work.parallel, job.resources.devices) == ("auto", "auto")
+    assert start(service, "auto").work.settings["parallel.backend"] == "gloo"
+
+
 def test_settings_alone_can_be_planned_and_meet_their_data_later(service: Pair) -> None:
     client, opened = service
     plan = client.post("/multigpu/training/config", json={"training_config": {"epochs": 7}}).json()
@@ -233,3 +262,20 @@ def test_a_plan_is_its_owners(tmp_path: Path) -> None:
         assert (stolen.status_code, stolen.json()["code"]) == (404, "not_found")
         for path in ("auto", "config"):
             assert client.post(f"/multigpu/training/{path}", json=body(), headers=viewer).status_code == 403
+
+
+def test_the_texts_of_a_plan_are_removed_by_its_owner(tmp_path: Path) -> None:
+    with running(config(tmp_path, access=KEYED)) as (client, opened):
+        ann, bob, viewer = bearer(opened, "ann"), bearer(opened, "bob"), bearer(opened, "*", "viewer")
+        plan = client.post("/multigpu/training/config", json=body(), headers=ann).json()["config_id"]
+        texts = opened.config.data_dir / "plans" / plan
+        one = f"/multigpu/training/config/{plan}"
+        statuses = [client.delete(one, headers=who).status_code for who in (bob, viewer)]
+        assert statuses == [404, 403] and texts.is_dir()
+        gone = client.delete(one, headers=ann)
+        assert (gone.status_code, gone.content, texts.exists()) == (204, b"", False)
+        assert client.delete(one, headers=ann).status_code == 204  # again changes nothing
+        started = client.post("/multigpu/training/auto", json={"config_id": plan}, headers=ann)
+        assert (started.status_code, started.json()["code"]) == (404, "not_found")
+        for name, status in (("plan-none", 404), ("..%2f..", 404), ("a%00", 422)):
+            assert client.delete(f"/multigpu/training/config/{name}", headers=ann).status_code == status

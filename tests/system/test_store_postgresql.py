@@ -173,7 +173,7 @@ def test_progress_that_is_told_during_a_change_stays(store: Store) -> None:
     with store.change() as change:
         change.jobs({"running"})
         with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(store.jobs.tell_progress, "job-1", {"step": 7}).result(5)
+            assert pool.submit(store.jobs.tell_progress, "job-1", 0, {"step": 7}).result(5)
         change.save(replace(job, state="stopping"))
     job_now = store.jobs.get("job-1")
     assert job_now == replace(job, state="stopping", version=1, progress={"step": 7})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from drumline.jobs.store import Key, Store
 
 DAY_S = 86400.0
+MOST_DAYS = 36_500.0
 COMMAND = "drumline tokens"
 """Who did it, in the audit log."""
 
@@ -41,7 +42,9 @@ OfRole = Annotated[
     RoleName, typer.Option("--role", help="viewer: changes nothing; user: its owner's jobs; admin: everything.")
 ]
 Name = Annotated[str, typer.Option("--name", help="What it is for, to know it again.")]
-Days = Annotated[float | None, typer.Option("--days", min=0.001, help="It ends after so many days, or never.")]
+Days = Annotated[
+    float | None, typer.Option("--days", min=0.001, max=MOST_DAYS, help="It ends after so many days, or never.")
+]
 KeyId = Annotated[str, typer.Argument(metavar="KEY", help="Id of a key, as `drumline tokens list` shows it.")]
 
 
@@ -74,6 +77,8 @@ def create(
         raise ConfigError(f"{owner[:100]!r} is no owner", "letters, digits and ._@- make one, or * for everybody")
     if owner == "*" and role is not RoleName.viewer:
         raise ConfigError("the owner * is everybody, whom only a viewer's key may read", "add --role viewer, or a name")
+    if days is not None and math.isnan(days):  # it is neither below the least nor above the most
+        raise ConfigError("--days is no number", f"say one up to {MOST_DAYS:g}, or leave it out")
     now = time.time()
     ends = None if days is None else now + days * DAY_S
     secret, key = new_key(owner, role.value, now, name=name, expires=ends)
@@ -147,4 +152,6 @@ def state(key: Key) -> str:
 
 def day(moment: float | None) -> str:
     """A moment to the minute, UTC."""
-    return "" if moment is None else datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M")
+    from drumline.service.views import timestamp
+
+    return (timestamp(moment) or "")[:16].replace("T", " ")

@@ -48,12 +48,20 @@ def is_alive(pid: int, began: float) -> bool:
 
 @cache
 def machine_id() -> str:
-    """Changes when all processes of before are gone: a start of the machine, or of the container that this is in."""
-    try:
+    """Another one where the processes of before are gone or cannot be seen: after a start of the machine, or of the
+    container that this is in, and in another container.
+    """
+    boot = names = "unknown"
+    with suppress(OSError):
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        boot = "unknown"
-    return f"{boot}/{began_of(1)}"
+    with suppress(OSError):  # two containers may have begun in the same hundredth of a second
+        names = str((_PROC / "self/ns/pid").readlink())
+    return f"{boot}/{began_of(1)}/{names}"
+
+
+def since_boot() -> float:
+    """Seconds since the machine's start, as began_of() counts them, whatever its clock is set to."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def send(pid: int, began: float, number: signal.Signals) -> bool:

@@ -6,6 +6,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from drumline.config.service import ServiceConfig
-from drumline.errors import ConfigError, Conflict, Forbidden, NotFound, Quota
+from drumline.errors import ConfigError, Conflict, Forbidden, NotFound, Quota, StoreError
 from drumline.jobs.defaults import GPUConfig, changed
 from drumline.jobs.devices import node_of
 from drumline.jobs.intake import Accepted, accept
@@ -48,14 +49,19 @@ class Board:
         self._node = node_of(config)
         self._plans = Plans(store, self._data_dir / "plans")
 
-    def submit(self, request: JobRequest, who: Who, idempotency: Idempotency | None = None) -> Job:
+    def submit(
+        self, request: JobRequest, who: Who, idempotency: Idempotency | None = None, *, has_defaults: bool = False
+    ) -> Job:
         """Check a request and queue it; sent again with the same idempotency key it is the job that was made first.
 
-        Raises Forbidden for a viewer, ConfigError, DataError and TooLarge for a request that cannot be done, Quota, and
+        has_defaults: the request says already what later jobs take, and what it leaves out it does not want. Raises
+        Forbidden for a viewer, ConfigError, DataError and TooLarge for a request that cannot be done, Quota, and
         IdempotencyConflict.
         """
         _may_change(who)
-        accepted = self._accept(request, who)
+        if (earlier := self._made_before(idempotency)) is not None:
+            return earlier
+        accepted = self._accept(request, who, has_defaults=has_defaults)
         self._check_quota(who.owner)
         now = time.time()
         job = Job(
@@ -118,6 +124,8 @@ class Board:
         not there.
         """
         old = self._to_change(job_id, who)
+        if (earlier := self._made_before(idempotency)) is not None:
+            return earlier
         source = self.folder(old)
         self._check_retry(old, source, from_checkpoint=from_checkpoint)
         self._check_quota(old.owner)
@@ -161,13 +169,13 @@ class Board:
                     shutil.rmtree(cache)
         self._note("job.delete_data", who, job_id)
 
-    def plan(self, request: JobRequest, who: Who) -> PlanView:
+    def plan(self, request: JobRequest, who: Who, *, has_defaults: bool = False) -> PlanView:
         """Check a request as submit does, and keep it under an id; model and data may be left for its start.
 
         Raises what submit does.
         """
         _may_change(who)
-        accepted = self._accept(request, who, complete=False)
+        accepted = self._accept(request, who, has_defaults=has_defaults, complete=False)
         return self._plans.keep(request, accepted, who.owner)
 
     def planned(self, plan_id: str, who: Who) -> JobRequest:
@@ -208,8 +216,12 @@ class Board:
         """Where everything of a job lies."""
         return self._data_dir / "jobs" / job.id
 
-    def _accept(self, request: JobRequest, who: Who, *, complete: bool = True) -> Accepted:
-        defaults, _ = self.defaults()
+    def _made_before(self, idempotency: Idempotency | None) -> Job | None:
+        """The job of the same request, before anything else is looked at: by now that may be full, or gone."""
+        return None if idempotency is None else self._store.jobs.added_before(idempotency)
+
+    def _accept(self, request: JobRequest, who: Who, *, has_defaults: bool, complete: bool = True) -> Accepted:
+        defaults = None if has_defaults else self.defaults()[0]
         places = Places(self._config, lambda job_id: self._may_use(job_id, who))
         return accept(request, self._config, places, defaults, has_gpus=self._has_gpus(), complete=complete)
 
@@ -248,13 +260,16 @@ class Board:
     def _add(self, job: Job, who: Who, idempotency: Idempotency | None, fill: Callable[[Path], None]) -> Job:
         """Keep a new job: its folder first, so that a job that is there has all that it needs."""
         folder = self.folder(job)
+        with writing(folder):
+            folder.mkdir(mode=0o700, parents=True)
         try:
             with writing(folder):
-                folder.mkdir(mode=0o700, parents=True)
                 fill(folder)
             kept, is_new = self._store.jobs.add(job, idempotency)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(StoreError):  # a commit whose answer was lost may have been one: then the folder stays
+                if self._store.jobs.get(job.id) is None:
+                    shutil.rmtree(folder, ignore_errors=True)
             raise
         if not is_new:
             shutil.rmtree(folder, ignore_errors=True)

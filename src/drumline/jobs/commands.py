@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from drumline.config.load import read_overrides
+from drumline.errors import ConfigError
 from drumline.jobs.finetuning_commands import COMMAND, finetune_command
 from drumline.jobs.finetuning_settings import as_overrides
+from drumline.jobs.intake_settings import paths_in
 from drumline.jobs.keeper_files import Command, exported_of, rows_of, run_of
-from drumline.jobs.records import Job
+from drumline.jobs.records import Job, Work
 from drumline.rundir import write_json
 
 SLOT = "cpu:"
@@ -20,16 +24,18 @@ SLOT = "cpu:"
 def commands_of(job: Job, folder: Path, cache: Path, memory_fraction: float = 1.0) -> list[Command]:
     """What an attempt runs: the training, from where it was left, then the export of its model.
 
-    Writes a recipe into the folder where the work is one. cache: for prepared data, shared by all jobs.
-    memory_fraction: see ServiceConfig. Raises OSError, and ConfigError for settings that nobody knows.
+    Writes a recipe into the folder where the work is one. cache: for data prepared of files, shared by all jobs; that
+    of texts that came with a request lies in the job's folder, and is removed with them. memory_fraction: see
+    ServiceConfig. Raises OSError, and ConfigError for settings that nobody knows and for paths that are links by now.
     """
     run = run_of(folder)
     work = job.work
+    _check_unmoved(work)
     asked = [] if work.kind == "train" else as_overrides(work.settings)
     own = as_overrides(
         {"run_dir": str(run.path), "checkpoint.resume": True}
         | _devices(job.devices)
-        | ({} if work.kind == "train" else {"data.cache_dir": str(cache)})
+        | ({} if work.kind == "train" else {"data.cache_dir": str(cache if work.data else folder / "cache")})
         | _memory(work.settings if work.kind == "train" else read_overrides(asked), memory_fraction)
     )
     if run.config.is_file():  # with its settings as they were chosen
@@ -40,7 +46,7 @@ def commands_of(job: Job, folder: Path, cache: Path, memory_fraction: float = 1.
         recipe.chmod(0o600)
         words = _train(recipe, own)
     else:
-        spread = as_overrides({"parallel": {"kind": "data_parallel"}} if work.parallel == "data_parallel" else {})
+        spread = as_overrides(parallel_settings(work.parallel))
         data = [Path(path) for path in work.data] or [rows_of(folder)]
         words = finetune_command(str(work.model), data, [*spread, *asked, *own])
     commands = [Command("train", words)]
@@ -48,6 +54,22 @@ def commands_of(job: Job, folder: Path, cache: Path, memory_fraction: float = 1.
         out = exported_of(folder)
         commands.append(Command("export", (*COMMAND, "export", str(run.path), str(out)), str(out)))
     return commands
+
+
+def _check_unmoved(work: Work) -> None:
+    """Raise ConfigError where a path, which had no links in it when it was looked up, leads elsewhere by now."""
+    model = [work.model] if work.model is not None and work.model.startswith("/") else []
+    for text in (*work.data, *model, *paths_in(work.settings)):
+        path = Path(text)
+        while glob.has_magic(str(path)) and not path.exists():
+            path = path.parent
+        if os.path.realpath(path) != str(path):
+            raise ConfigError(f"{text} leads elsewhere than when it was asked for", "send the request again")
+
+
+def parallel_settings(parallel: str) -> dict[str, Any]:
+    """The settings by which a fine-tuning is spread as its work says; auto is one process a device, as distributed."""
+    return {"parallel": {"kind": "data_parallel"}} if parallel == "data_parallel" else {}
 
 
 def _train(recipe: Path, overrides: list[str]) -> tuple[str, ...]:

@@ -37,7 +37,8 @@ class GPUConfig(Section):
     )
     distributed_training: bool = Field(
         False,
-        description="One process a GPU (DistributedDataParallel, or fsdp) also where auto would choose otherwise.",
+        description="Whether trainings under training/auto are noted down as distributed. How they run does not depend "
+        "on it: on several GPUs each is one process a GPU (DistributedDataParallel, or fsdp) already.",
     )
     backend: Literal["nccl", "gloo"] = Field(
         "nccl", description="Between processes. nccl is for GPUs: without any, gloo is taken all the same."
@@ -83,7 +84,7 @@ def settings_from(config: GPUConfig, said: Collection[str], *, has_gpus: bool, e
 
 
 def parallel_from(config: GPUConfig) -> Literal["auto", "distributed"]:
-    """How a training that asks for auto is spread."""
+    """What a training that asks for auto is noted down as; both are one process a GPU, but for what it says itself."""
     return "distributed" if config.distributed_training else "auto"
 
 

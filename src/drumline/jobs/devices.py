@@ -78,7 +78,7 @@ def _gpus(gpus: Sequence[Gpu], config: ServiceConfig) -> tuple[Device, ...]:
     claims = Claims()
     with claims.choosing():
         claimed = claims.of_others(gpu.uuid for gpu in gpus)
-    own = str(config.data_dir.absolute() / "jobs")
+    own = str(config.data_dir.expanduser().absolute() / "jobs")
     claimed = {uuid: who for uuid, who in claimed.items() if own not in who}
     excluded = set()
     for name in config.scheduling.exclude:

@@ -102,6 +102,8 @@ class Restarted:
 
     now: float
     attempt: int | None = None
+    ran_s: float = 0.0
+    """How long the attempt is known to have lasted; how much of the time since then the machine was down is not."""
 
 
 @dataclass(frozen=True)

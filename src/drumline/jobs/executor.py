@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,16 +19,14 @@ from drumline.errors import DrumlineError
 from drumline.jobs.adoption import MARK, end_marked, is_alive, machine_id, mark_of, send
 from drumline.jobs.commands import commands_of
 from drumline.jobs.events import Began, End, Ended, Event, Gone, Missing, Refused, Restarted, Started
-from drumline.jobs.keeper_files import AttemptFiles, Claim, Command, EndRecord, error_in, exported_of
+from drumline.jobs.keeper_files import AttemptFiles, Claim, Command, EndRecord, end_of, error_in, exported_of
 from drumline.jobs.records import Job
-from drumline.jobs.states import BAD_REQUEST, INTERRUPTED
+from drumline.jobs.states import BAD_REQUEST, INTERRUPTED, START_S
 from drumline.rundir import remove_unfinished
 
 logger = logging.getLogger("drumline")
 
 KEEPER = (sys.executable, "-P", "-m", "drumline.jobs.keeper")
-START_S = 60.0
-"""How long a keeper may take to claim its attempt before that counts as a start that failed."""
 SWEEP_S = 0.2
 """How long one look waits for processes that it killed; the next one goes on."""
 LINGERS_S = 5.0
@@ -55,19 +53,26 @@ class Executor:
         memory_fraction: float = 1.0,
         commands: Commands | None = None,
         clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """data_dir: of the service. commands: stands in for the commands of a job in tests. Raises OSError."""
+        """data_dir: of the service. commands: stands in for the commands of a job in tests. Raises OSError.
+
+        clock: seconds since 1970. steady: seconds by a clock that nobody sets.
+        """
         self.jobs_dir = data_dir.absolute() / "jobs"
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.jobs_dir.mkdir(mode=0o700, exist_ok=True)
         cache = data_dir.absolute() / "cache"
         self._commands = commands or (lambda job, folder: commands_of(job, folder, cache, memory_fraction))
         self._clock = clock
+        self._steady = steady
         self._keepers: dict[tuple[str, int], subprocess.Popen[bytes]] = {}
         self._refused: dict[tuple[str, int], Refused] = {}
         """Attempts whose refusal could not be written down."""
         self._lingering: dict[tuple[str, int], float] = {}
         """Attempts whose processes do not end, and since when."""
+        self._unclaimed: dict[tuple[str, int], float] = {}
+        """Attempts that no keeper has, and since when: as this process saw it, for the machine's clock may be set."""
 
     def folder(self, job_id: str) -> Path:
         """A job's own folder."""
@@ -134,14 +139,15 @@ class Executor:
             return self._of_folderless(job, now)
         end = files.read_end()
         claim = files.read_claim()
-        if end is None and claim is not None and claim.machine == machine_id() and claim.void is None:
-            if claim.pid is not None and claim.began is not None and is_alive(claim.pid, claim.began):
-                return self._of_living(job, files, claim, now)
-            end = files.read_end()  # it may have been written between the two looks
         if end is None and claim is None:
             return self._of_unclaimed(job, files, now)
-        if end is None and claim is not None and claim.machine != machine_id() and files.is_held():
-            return None  # it lives in another container, from where it is looked after
+        if end is None and claim is not None and claim.void is None:
+            here = claim.machine == machine_id()
+            if here and claim.pid is not None and claim.began is not None and is_alive(claim.pid, claim.began):
+                return self._of_living(job, files, claim, now)
+            if files.is_held():
+                return None  # it lives in another container, from where it is looked after
+            end = files.read_end()  # it may have been written between the two looks
         if not self._is_swept(job):
             return None
         if end is not None:
@@ -152,14 +158,18 @@ class Executor:
     def tidy(self, job: Job) -> None:
         """Remove what unfinished work of an ended job has left beside its files."""
         remove_unfinished(exported_of(self.folder(job.id)))
-        self.forget(job)
 
-    def forget(self, job: Job) -> None:
-        """Keep nothing in mind of a job's attempts that are over."""
-        for key in [key for key in self._keepers if key[0] == job.id]:
-            if self._keepers[key].poll() is not None:
-                del self._keepers[key]
-        self._refused = {key: refused for key, refused in self._refused.items() if key[0] != job.id}
+    def keep_only(self, living: Collection[tuple[str, int]]) -> None:
+        """Keep nothing in mind but these attempts, given by job and number; who ended the others is no matter.
+
+        A keeper is waited for, so that none stays a zombie: one that is still ending is so the next time.
+        """
+        ended = [key for key, keeper in self._keepers.items() if key not in living and keeper.poll() is not None]
+        for key in ended:
+            del self._keepers[key]
+        for kept in (self._refused, self._lingering, self._unclaimed):
+            for key in [key for key in kept if key not in living]:
+                del kept[key]
 
     def close(self) -> None:
         """Let go of everything; what runs goes on without this process."""
@@ -213,16 +223,18 @@ class Executor:
         assert claim.pid is not None and claim.began is not None
         if job.pid is None:
             return Started(claim.pid, claim.began, now, job.attempt)
+        # Another attempt's may lie there, or that of the job whose work this one goes on with. Both files are stamped
+        # by the file system, whose clock need not be this machine's.
         plan = files.run.plan
-        # Another attempt's may lie there, but for the first one, whose clock need not be the file server's.
-        if job.state == "starting" and plan.is_file() and (job.attempt == 1 or plan.stat().st_mtime >= claim.time - 1):
+        if job.state == "starting" and plan.is_file() and plan.stat().st_mtime_ns >= files.claim.stat().st_mtime_ns:
             return Began(now, job.attempt)
         return None
 
     def _of_unclaimed(self, job: Job, files: AttemptFiles, now: float) -> Event | None:
         """A keeper that is on its way, or never will be."""
-        keeper = self._keepers.get((job.id, job.attempt))
-        late = job.attempt_began is not None and now - job.attempt_began > START_S
+        key = (job.id, job.attempt)
+        keeper = self._keepers.get(key)
+        late = self._steady() - self._unclaimed.setdefault(key, self._steady()) > START_S
         if keeper is not None and keeper.poll() is not None:
             # Another's may be just about to claim; the lock comes before the claim, so it is looked at first.
             if files.is_held() or files.read_claim() is not None:
@@ -244,7 +256,7 @@ class Executor:
         if claim.void == "stopped":
             return Ended(End(INTERRUPTED, message=claim.message), now, job.attempt)
         if claim.machine and claim.machine != machine_id():
-            return Restarted(now, job.attempt)
+            return Restarted(now, job.attempt, _lasted_s(files))
         with suppress(OSError):
             if shutil.disk_usage(files.folder).free < LOW_BYTES:
                 message = f"the disk of {files.folder} is full: nobody could write how it ended"
@@ -259,6 +271,17 @@ class Executor:
         except OSError:
             refused = Refused(reason, message, fix, self._clock(), job.attempt)
             self._refused[job.id, job.attempt] = refused
+
+
+def _lasted_s(files: AttemptFiles) -> float:
+    """How long an attempt of which nobody is left has written something, at least."""
+    last = []
+    for path in (files.log, files.run.metrics, files.run.events):
+        with suppress(OSError):
+            last.append(path.stat().st_mtime)
+    with suppress(OSError):
+        return max(0.0, max(last, default=0.0) - files.claim.stat().st_mtime)
+    return 0.0
 
 
 def _found(end: EndRecord) -> End:
@@ -278,8 +301,7 @@ def _in_words(error: OSError, folder: Path) -> tuple[str, str]:
 
 def _last_words(log: Path) -> tuple[str, str] | None:
     """What a keeper said that could not begin."""
-    with suppress(OSError), log.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
-        text = file.read().decode(errors="replace").strip()
+    with suppress(OSError):
+        text = end_of(log, most=_LAST_BYTES).strip()
         return error_in(text) or (text.rpartition("\n")[2], f"see {log}") if text else None
     return None

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from drumline.jobs.keeper_files import error_in
+from drumline.jobs.keeper_files import end_of, error_in
 from drumline.monitor.runs import RunFacts, RunWatch
 from drumline.monitor.spending import total_spending
 from drumline.rundir import RunDir, read_json, read_lines, write_json
@@ -171,8 +171,8 @@ def best_loss(history: tuple[Mapping[str, Any], ...]) -> float | None:
 
 
 def last_error(log: Path) -> tuple[str, str] | None:
-    """Problem and fix of the last error that a command printed; None where it printed none."""
+    """Problem and fix of the last error that a command printed; None where it printed none, or much since."""
     try:
-        return error_in(log.read_text(encoding="utf-8", errors="replace"))
+        return error_in(end_of(log))
     except OSError:
         return None

@@ -11,6 +11,7 @@ from drumline.config.service import ServiceConfig
 from drumline.errors import ConfigError, TooLarge
 from drumline.jobs.defaults import GPUConfig, devices_from, parallel_from, settings_from
 from drumline.jobs.finetuning_settings import as_settings
+from drumline.jobs.intake_data_sets import check_saved
 from drumline.jobs.intake_paths import Places
 from drumline.jobs.intake_settings import bounded, finetuning_settings, is_text, run_settings
 from drumline.jobs.records import Resources, Work
@@ -44,8 +45,9 @@ def accept(
 ) -> Accepted:
     """Check a request: what it names lies where it may, its settings are such, and its sizes are bounded.
 
-    defaults: what jobs take that do not say it themselves; None: nobody has set any. complete: whether model and data
-    must be there. Raises ConfigError for what cannot be meant or is not allowed, TooLarge for too many texts.
+    defaults: what jobs take that do not say it themselves; None: nothing, or the request has it already. complete:
+    whether model and data must be there. Raises ConfigError for what cannot be meant or is not allowed, TooLarge for
+    too many texts.
     """
     _check_kind(request, complete=complete)
     bounded([request.columns, request.path], "the request")
@@ -104,10 +106,13 @@ def _check_kind(request: JobRequest, *, complete: bool) -> None:
 def _data(request: JobRequest, config: ServiceConfig, places: Places) -> tuple[bytes | None, tuple[str, ...]]:
     if request.texts is not None:
         return rows_of(request.texts, config), ()
-    paths = [request.path] if isinstance(request.path, str) else list(request.path or [])
+    paths = [request.path] if isinstance(request.path, str) else list(dict.fromkeys(request.path or []))
     if request.path is not None and not paths:
         raise ConfigError("path names no file", "name at least one")
-    return None, tuple(places.data(path, "path") for path in paths)
+    found = tuple(places.data(path, "path") for path in paths)
+    for path in found:
+        check_saved(path, "path")
+    return None, found
 
 
 def rows_of(texts: list[str | dict[str, Any]], config: ServiceConfig) -> bytes:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import glob
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
-from itertools import islice
 from pathlib import Path
 
 from drumline.config.recipes import PREFIX, recipes_folder
@@ -16,14 +16,19 @@ from drumline.config.service import ServiceConfig
 from drumline.errors import ConfigError
 
 MOST_ENTRIES = 2_000_000
-"""Of a folder, or of what a pattern matches: all are looked at, for links that lead out of the roots."""
+"""Files and folders that one request may have looked at: all that it names, for links that lead out of the roots."""
+MOST_S = 10.0
+"""How long all looking of one request may take: a thread of the service does nothing else meanwhile."""
 
 _ON_HUB = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _BARE = re.compile(r"[a-z0-9_]{1,64}", re.ASCII)
 
 
 class Places:
-    """What paths and names in requests may mean. All that is given back is absolute and without links."""
+    """What paths and names in one request may mean. All that is given back is absolute and without links.
+
+    Its looks together have one budget: thousands of paths, each a whole root, would keep the service busy for hours.
+    """
 
     def __init__(self, config: ServiceConfig, owns: Callable[[str], bool] = lambda job_id: False) -> None:
         """owns: whether who asks may use what the job with this id has made."""
@@ -34,19 +39,27 @@ class Places:
         self._hub = files.hub_models
         self._data = [_real(root.expanduser()) for root in [*files.data_roots, self._own / "data"]]
         self._models = [_real(root.expanduser()) for root in [*files.model_roots, self._own / "models"]]
+        self._looked_at: dict[str, str] = {}
+        self._left, self._until = MOST_ENTRIES, time.monotonic() + MOST_S
 
     def data(self, text: str, setting: str) -> str:
         """A file, a folder or a glob of data. Raises ConfigError for one that is elsewhere, or not there."""
-        with _reading(text, setting):
-            path = self._below(text, setting, self._data, recipes=True)
-            if path.exists():
-                self._follow([path], setting, text)
-                return str(path)
-            found = _matches(path)
-            if not found:
-                raise ConfigError(f"{setting}: there is no {_shown(text)}", "correct the name, or bring the file there")
-            self._follow(found, setting, text)
+        if text not in self._looked_at:
+            with _reading(text, setting):
+                self._looked_at[text] = self._look(text, setting)
+        return self._looked_at[text]
+
+    def _look(self, text: str, setting: str) -> str:
+        self._spend()
+        path = self._below(text, setting, self._data, recipes=True)
+        if path.exists():
+            self._follow([path], setting, text)
             return str(path)
+        found = self._matches(path)
+        if not found:
+            raise ConfigError(f"{setting}: there is no {_shown(text)}", "correct the name, or bring the file there")
+        self._follow(found, setting, text)
+        return str(path)
 
     def model(self, text: str, setting: str = "model_name") -> str:
         """The folder of a model, or its name on the hub. Raises ConfigError for one that is not to be had here."""
@@ -120,32 +133,80 @@ class Places:
 
     def _follow(self, paths: list[Path], setting: str, text: str) -> None:
         """Raise ConfigError where a link among these files, or in these folders, leads out of the roots."""
-        roots, left = [*self._data, _real(recipes_folder())], MOST_ENTRIES
+        roots = [*self._data, _real(recipes_folder())]
+        for path in paths:
+            self._spend()
+            if not self._is_allowed(_real(path), roots):
+                raise _leads_out(text, setting)
         folders = [path for path in paths if path.is_dir()]
-        links = [path for path in paths if path.is_symlink() or not self._is_allowed(_real(path), roots)]
         while folders:
             with os.scandir(folders.pop()) as entries:
                 for entry in entries:
-                    left -= 1
-                    if entry.is_symlink():
-                        links.append(Path(entry.path))
-                    elif entry.is_dir(follow_symlinks=False):
+                    self._spend()
+                    if entry.is_symlink() and not self._is_allowed(_real(Path(entry.path)), roots):
+                        raise _leads_out(text, setting)
+                    if entry.is_dir(follow_symlinks=False):
                         folders.append(Path(entry.path))
-            if left < 0:
-                raise ConfigError(f"{setting}: {_shown(text)} has more than {MOST_ENTRIES:,} files", "name fewer")
-        if not all(self._is_allowed(_real(link), roots) for link in links):
+
+    def _matches(self, pattern: Path) -> list[Path]:
+        """What a glob matches, as glob.glob gives it to the run; that one would not stop on the way."""
+        if pattern.parts.count("**") > 1:  # would be looked through again and again
+            return []
+        found: list[Path] = []
+        pending = [(Path(pattern.parts[0]), pattern.parts[1:])]
+        while pending:
+            folder, parts = pending.pop()
+            if not parts:
+                found.append(folder)
+            elif not glob.has_magic(parts[0]):
+                self._spend()
+                if os.path.lexists(folder / parts[0]):
+                    pending.append((folder / parts[0], parts[1:]))
+            else:
+                pending += self._below_pattern(folder, parts)
+        return found
+
+    def _below_pattern(self, folder: Path, parts: tuple[str, ...]) -> Iterator[tuple[Path, tuple[str, ...]]]:
+        """What of a folder fits the first part of a pattern, and what of the pattern is left for it."""
+        first, rest = parts[0], parts[1:]
+        if first == "**" and rest:
+            yield folder, rest
+        with suppress(OSError), os.scandir(folder) as entries:  # no folder, or a closed one: passed over later too
+            for entry in entries:
+                self._spend()
+                path = folder / entry.name
+                if entry.name.startswith(".") and not first.startswith("."):
+                    continue
+                if first == "**":
+                    if _is_folder(entry):
+                        yield path, parts
+                    if not rest:
+                        yield path, ()
+                elif fnmatchcase(entry.name, first) and (not rest or _is_folder(entry)):
+                    yield path, rest
+
+    def _spend(self) -> None:
+        self._left -= 1
+        if self._left < 0 or time.monotonic() > self._until:
             raise ConfigError(
-                f"{setting}: {_shown(text)} has a link that leads out of the folders that requests may name",
-                "put the file itself there",
+                f"what the request names is too much to look at: more than {MOST_ENTRIES:,} files and folders, or more "
+                f"than {MOST_S:g} s",
+                "name fewer files, or the folders in which just these lie",
             )
 
 
-def _matches(path: Path) -> list[Path]:
-    """What a glob matches, as it is read later; several ** in one would be looked through again and again."""
-    if path.parts.count("**") > 1:
-        return []
-    found = glob.iglob(str(path), recursive=True)  # noqa: PTH207
-    return [Path(name) for name in islice(found, MOST_ENTRIES)]
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads in a circle must not hide what else is there
+        return False
+
+
+def _leads_out(text: str, setting: str) -> ConfigError:
+    return ConfigError(
+        f"{setting}: {_shown(text)} has a link that leads out of the folders that requests may name",
+        "put the file itself there",
+    )
 
 
 @contextmanager

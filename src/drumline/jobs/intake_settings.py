@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -14,7 +14,8 @@ from drumline.config.problem import Problem, dotted, refuse
 from drumline.config.schema import RunConfig
 from drumline.errors import ConfigError, TooLarge
 from drumline.jobs.finetuning_settings import as_settings
-from drumline.jobs.intake_fields import MOST, OURS, Fields
+from drumline.jobs.intake_data_sets import check_data_set
+from drumline.jobs.intake_fields import MOST, OURS, TREATMENTS, Fields
 from drumline.jobs.intake_paths import Places
 from drumline.plan.rules import config_problems
 
@@ -24,6 +25,9 @@ MOST_LETTERS = 1_000_000
 """All texts of a request's settings together: they are kept in the job's row."""
 LARGEST = 2**53
 """Of a whole number: beyond it not every reader of JSON has the same one."""
+
+LOOKED_UP = frozenset({"data", "model", "weights", "tokenizer", "template"})
+"""Treatments of settings whose text may be a path."""
 
 SOURCE = "the request"
 CHOSEN = ("model.path", "model.kind", "model.file", "data.kind", "data.train", "data.path")
@@ -73,6 +77,8 @@ def run_settings(config: Mapping[str, Any], places: Places) -> dict[str, Any]:
     settings = _Walk(places).section(checked.model_dump(mode="json", exclude_unset=True), ())
     if settings.get("data") is None:
         raise ConfigError("config has no data", "say what it learns from, as data: {kind: records, train: [...]}")
+    if settings["data"].get("kind") == "datasets":
+        check_data_set(settings["data"]["path"], "data.path")
     refuse_problems(config_problems(config_from_mapping(settings, SOURCE)))
     return settings
 
@@ -96,6 +102,18 @@ def finetuning_settings(settings: Mapping[str, Any], places: Places) -> dict[str
             found[name] = new
     _validate(found)
     return found
+
+
+def paths_in(settings: Any, name: str = "") -> Iterator[str]:
+    """The absolute paths that accepted settings name, dotted or in sections. name: of a part, where one is given."""
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            yield from paths_in(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(settings, list | tuple):
+        for value in settings:
+            yield from paths_in(value, name)
+    elif isinstance(settings, str) and settings.startswith("/") and TREATMENTS.get(name) in LOOKED_UP:
+        yield settings
 
 
 def _is_free(name: str, value: Any) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from drumline.jobs.adoption import MARK, began_of, end_marked, machine_id
-from drumline.jobs.keeper_files import ROOM_BYTES, AttemptFiles, Claim, Command, EndRecord, error_in
+from drumline.jobs.keeper_files import ROOM_BYTES, AttemptFiles, Claim, Command, EndRecord, end_of, error_in
 from drumline.jobs.states import INTERRUPTED
 from drumline.launcher.failures import FIX_MARK, first_failure
 from drumline.launcher.processes import die_with_parent
@@ -27,6 +27,8 @@ from drumline.rundir import read_json, remove_unfinished
 
 _TRIES_S = 60.0
 """How long a full disk is given to have room for the end again."""
+MOST_CHARACTERS = 4000
+"""Of a message and of a fix: they are kept with the job, and shown in lists."""
 _TRACEBACK = "Traceback (most recent call last):"
 _BY_SIGTERM = (-signal.SIGTERM, 128 + signal.SIGTERM)
 
@@ -115,9 +117,8 @@ def _run(command: Command, files: AttemptFiles, stop: _Stop, log_bytes: int) -> 
 def _failure(files: AttemptFiles, began: float, log_bytes: int) -> tuple[str, str, str | None]:
     """Problem, fix and code of what ended the commands of this attempt, as far as they told."""
     told, text = None, ""
-    with suppress(OSError), files.log.open("rb") as log:
-        log.seek(log_bytes)
-        text = log.read().decode(errors="replace")
+    with suppress(OSError):
+        text = end_of(files.log, log_bytes)
         told = error_in(text)
     code = None
     with suppress(OSError, ValueError, TypeError):  # half of what was there is enough
@@ -135,7 +136,8 @@ def _failure(files: AttemptFiles, began: float, log_bytes: int) -> tuple[str, st
 
 def _write(files: AttemptFiles, end: EndRecord) -> None:
     limit = time.monotonic() + _TRIES_S
-    record = replace(end, time=time.time())
+    message, fix = end.message[:MOST_CHARACTERS], end.fix[:MOST_CHARACTERS]
+    record = replace(end, message=message, fix=fix, time=time.time())
     while True:
         try:
             files.write_end(record)

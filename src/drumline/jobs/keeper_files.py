@@ -17,8 +17,11 @@ from drumline.rundir import NO_LOCKS, RunDir, read_json, sync_directory, write_a
 
 TORN_S = 5.0
 """Age from which a claim that cannot be read was left by a process that was killed while it wrote."""
-ROOM_BYTES = 8192
+ROOM_BYTES = 32768
 """Kept free from the beginning, so that a disk that has become full does not hide how an attempt ended."""
+
+LOG_BYTES = 1 << 20
+"""What is read of the end of a log, in which the last words stand: a command may have written gigabytes."""
 
 HOLD_S = 1.0
 """How long a keeper tries to get its lock: whoever looks whether it is held holds it for a moment."""
@@ -209,6 +212,14 @@ def error_in(text: str) -> tuple[str, str] | None:
         return None
     problem, _, fix = last.strip().partition("\n  fix: ")
     return problem, fix
+
+
+def end_of(log: Path, since: int = 0, most: int = LOG_BYTES) -> str:
+    """What a log holds from a byte on, of that the last `most` bytes. Raises OSError."""
+    with log.open("rb") as file:
+        file.seek(max(since, file.seek(0, os.SEEK_END) - most))
+        text = file.read(most).decode(errors="replace")
+    return text.replace("\r\n", "\n").replace("\r", "\n")  # a progress bar goes back in its line
 
 
 def log_of(folder: Path) -> Path:

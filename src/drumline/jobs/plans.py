@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,9 @@ from drumline.jobs.retry_folder import ROWS, write_rows, writing
 
 if TYPE_CHECKING:
     from drumline.jobs.store import Store
+
+KEPT_S = 7 * 86_400.0
+"""How long the texts of a plan that nobody starts are kept."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class Plans:
         config, notes = dict(accepted.work.settings), list(accepted.notes)
         values = {"owner": owner, "request": asked, "config": config, "notes": notes}
         kept = self._store.settings.put("plan", {**values, "texts": accepted.rows is not None}, owner)
+        for old in expired(self._folder, time.time()):
+            shutil.rmtree(old, ignore_errors=True)
         if accepted.rows is not None:
             folder = self._folder / kept.id
             with writing(folder):
@@ -62,7 +69,7 @@ class Plans:
                 with (self._folder / plan_id / ROWS).open("rb") as file:
                     request["texts"] = [json.loads(line) for line in file]
             except OSError:
-                raise NotFound(f"the texts of {plan_id} are not there any more", "send them again") from None
+                raise NotFound(f"the texts of {plan_id} are not there any more", "plan it again") from None
         return JobRequest.model_validate(request)
 
     def drop(self, plan_id: str, may_see: Callable[[str], bool]) -> None:
@@ -75,3 +82,14 @@ class Plans:
         if kept is None or not may_see(str(kept.values["owner"])):
             raise NotFound(f"there is no plan {plan_id[:100]!r}", "plan it again")
         return kept.values
+
+
+def expired(folder: Path, now: float) -> list[Path]:
+    """The folders of plans, among those in `folder`, that are older than KEPT_S. now: seconds since 1970."""
+    found: list[Path] = []
+    with suppress(OSError):
+        for plan in folder.iterdir():
+            with suppress(FileNotFoundError):  # somebody else removed it
+                if now - plan.lstat().st_mtime > KEPT_S:
+                    found.append(plan)
+    return found

@@ -104,6 +104,8 @@ class Job:
     """Its present or last attempt; 0: none yet."""
     failures: int = 0
     """Attempts that failed; compared with resources.retries."""
+    interruptions: int = 0
+    """Attempts in a row that nobody of ours ended, each shortly after it began."""
     devices: tuple[str, ...] = ()
     """UUIDs of the GPUs (or slots) that it holds; of an ended one those it held last."""
     attempt_began: float | None = None

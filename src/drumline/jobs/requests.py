@@ -12,7 +12,10 @@ from drumline.config.section import Section
 Role = Literal["viewer", "user", "admin"]
 Label = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Text = Annotated[str, Field(max_length=10_000_000)]
+Texts = Annotated[list[Text | dict[str, Any]], Field(fail_fast=True)]
+"""Rows. The first that is wrong ends the look at them: an error of each of a million would take gigabytes."""
 Chosen = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]*$")]
+ChosenPaths = Annotated[list[Chosen], Field(max_length=1000, fail_fast=True)]
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,8 @@ class JobRequest(Request):
     model_name: Chosen | None = Field(
         None, description="finetune: a name of the configured table, a folder, or a name on the hub that is allowed."
     )
-    texts: list[Text | dict[str, Any]] | None = Field(
-        None, description="finetune: the rows to learn from, each a text or named values."
-    )
-    path: Chosen | Annotated[list[Chosen], Field(max_length=10_000)] | None = Field(
+    texts: Texts | None = Field(None, description="finetune: the rows to learn from, each a text or named values.")
+    path: Chosen | ChosenPaths | None = Field(
         None, description="finetune: files or folders instead of texts, below the configured roots."
     )
     max_length: Annotated[int, Field(ge=1, le=2**31)] | None = Field(

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -49,6 +50,13 @@ class Session:
             self._sweep()
             self._child.wait()
 
+    def abandon(self) -> None:
+        """End it at once as kill does, without waiting: a child that the kernel does not let go is waited for aside."""
+        if self._child.returncode is None:
+            self._sweep()
+            if self._child.poll() is None:
+                threading.Thread(target=self._child.wait, name=f"reaper-{self.pid}", daemon=True).start()
+
     def _has_ended(self) -> bool:
         """Whether it has; it is not reaped, so that its number stays its own."""
         if self._child.returncode is not None:
@@ -70,4 +78,4 @@ async def run_to_end(command: Sequence[str], log: Path) -> int:
     try:
         return await session.wait()
     finally:
-        session.kill()
+        session.abandon()

@@ -59,10 +59,15 @@ __all__ = [
 INTERRUPTED, BAD_REQUEST = 3, 2
 """Exit statuses of our commands: saved and resumable; and what no other try makes better."""
 
+START_S = 60.0
+"""How long a keeper may take to claim its attempt before that counts as a start that failed."""
+CLOCK_S = 1.0
+"""By which two clocks may seem to differ that are read one after the other."""
+
 SHORT_S = 60.0
-"""An attempt that is interrupted by nobody of ours within this time counts as one that failed."""
+"""An attempt that is interrupted by nobody of ours within this time is a short one."""
 SHORT_TRIES = 3
-"""How many of those are borne, whatever the job's retries: a run that always ends so would begin for ever."""
+"""How many of those in a row are borne, whatever the job's retries: a run that always ends so would begin for ever."""
 
 REASONS: Mapping[str, str] = MappingProxyType(
     {
@@ -128,6 +133,20 @@ def handle(job: Job, event: Event) -> Step:
     return _of_attempt(job, event) if job.state in ACTIVE_STATES else Step(job)
 
 
+def with_the_clock(job: Job, now: float, since_boot: float) -> Job:
+    """The job, its attempt's beginning as the clock that says `now` would have told it, however often that was set.
+
+    since_boot: seconds since the machine's start, as job.pid_began.
+    """
+    if job.attempt_began is None or job.pid_began is None:
+        return job
+    ran_s = since_boot - job.pid_began
+    # A keeper begins within START_S of the grant; one that has yet to begin is of before the machine's last start.
+    if ran_s < 0 or -CLOCK_S <= now - job.attempt_began - ran_s <= START_S + CLOCK_S:
+        return job
+    return replace(job, attempt_began=now - ran_s)
+
+
 def _of_attempt(job: Job, event: Started | Began | Overdue | Ended | Refused | Gone | Restarted) -> Step:
     """What is told of an attempt that goes on."""
     match event:
@@ -144,10 +163,10 @@ def _of_attempt(job: Job, event: Started | Began | Overdue | Ended | Refused | G
         case Gone(now):
             fix = "see its log; the kernel's log tells of processes that were killed for memory"
             return _stopped(job, now) or _failed(job, "launcher_killed", REASONS["launcher_killed"], fix, now)
-        case Restarted(now):
-            # How much of the time since it began the machine was down is not known: none of it is counted.
-            job = replace(job, attempt_began=None)
-            return _stopped(job, now) or _queued_again(job, "restarted", now)
+        case Restarted(now, _, ran_s):
+            job = replace(job, attempt_began=now - ran_s)
+            # It may be this job that takes the machine down.
+            return _stopped(job, now) or _interrupted(job, "restarted", "", now)
 
 
 def _granted(job: Job, devices: tuple[str, ...], now: float) -> Step:
@@ -207,7 +226,7 @@ def _ended(job: Job, end: End, now: float) -> Step:
         if step is not None:
             return step
     if interrupted:
-        return _interrupted(job, end, now)
+        return _interrupted(job, "interrupted", end.message, now)
     reason = _reason(end)
     message = end.message or REASONS[reason] + ("" if end.signal is None else f" ({_name(end.signal)})")
     return _failed(job, reason, message, end.fix or "see its log", now)
@@ -228,14 +247,13 @@ def _stopped(job: Job, now: float) -> Step | None:
     return None
 
 
-def _interrupted(job: Job, end: End, now: float) -> Step:
-    if job.attempt_began is None or now - job.attempt_began >= SHORT_S:
-        return _queued_again(job, "interrupted", now, end.message)
-    job = replace(job, failures=job.failures + 1)
-    if job.failures > max(job.resources.retries, SHORT_TRIES):
-        fix = "see its log for who stops it; time limits belong into resources.time_limit_s"
-        return _over(job, "failed", "interrupted_often", REASONS["interrupted_often"], fix, now)
-    return _queued_again(job, "interrupted", now, end.message)
+def _interrupted(job: Job, reason: str, message: str, now: float) -> Step:
+    if _ran_s(job, now) < SHORT_S:
+        job = replace(job, interruptions=job.interruptions + 1)
+        if job.interruptions > SHORT_TRIES:
+            fix = "see its log for who stops it; time limits belong into resources.time_limit_s"
+            return _over(job, "failed", "interrupted_often", REASONS["interrupted_often"], fix, now)
+    return _queued_again(job, reason, now, message)
 
 
 def _failed(job: Job, reason: str, message: str, fix: str, now: float) -> Step:
@@ -275,6 +293,11 @@ def _over(job: Job, state: State, reason: str | None, message: str, fix: str, no
 
 
 def _without_process(job: Job, now: float) -> Job:
-    ran = 0.0 if job.attempt_began is None else max(0.0, now - job.attempt_began)
-    job = replace(job, used_s=job.used_s + ran, attempt_began=None, pid=None, pid_began=None)
-    return replace(job, stop=None, stop_asked=None)
+    ran_s = _ran_s(job, now)
+    interruptions = 0 if ran_s >= SHORT_S else job.interruptions
+    job = replace(job, used_s=job.used_s + ran_s, interruptions=interruptions)
+    return replace(job, attempt_began=None, pid=None, pid_began=None, stop=None, stop_asked=None)
+
+
+def _ran_s(job: Job, now: float) -> float:
+    return 0.0 if job.attempt_began is None else max(0.0, now - job.attempt_began)

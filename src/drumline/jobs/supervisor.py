@@ -7,6 +7,7 @@ no harm, since every change is a transaction and every effect may be repeated.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import threading
@@ -18,6 +19,7 @@ from typing import Any
 
 from drumline.config.service import ServiceConfig
 from drumline.errors import Conflict, StoreError
+from drumline.jobs.adoption import since_boot
 from drumline.jobs.devices import node_of
 from drumline.jobs.events import Asked, Event, Granted, Kill, Overdue, Release
 from drumline.jobs.executor import Executor
@@ -25,7 +27,7 @@ from drumline.jobs.keeper_files import run_of
 from drumline.jobs.records import ACTIVE_STATES, Inventory, Job, Lease
 from drumline.jobs.results import DEVICE_SECONDS, no_result, progress_of, result_of
 from drumline.jobs.scheduler import decide
-from drumline.jobs.states import handle
+from drumline.jobs.states import handle, with_the_clock
 from drumline.jobs.store import Change, Store
 from drumline.monitor.runs import RunWatch
 
@@ -60,8 +62,14 @@ class Supervisor:
         inventory: Callable[[], Inventory],
         config: ServiceConfig,
         clock: Callable[[], float] = time.time,
+        boot: Callable[[], float] = since_boot,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """inventory: answers at once, see DeviceWatch. clock: seconds since 1970."""
+        """inventory: answers at once, see DeviceWatch.
+
+        clock: seconds since 1970, which may be set at any moment: no job ends by it. boot: seconds since the machine's
+        start, as Job.pid_began. steady: seconds since whenever.
+        """
         self.node = node_of(config)
         self.id = f"{self.node}:{os.getpid()}:{secrets.token_hex(4)}"
         self._store = store
@@ -69,9 +77,15 @@ class Supervisor:
         self._inventory = inventory
         self._config = config
         self._clock = clock
+        self._boot = boot
+        self._steady = steady
+        self._since: dict[tuple[str, int, str], float] = {}
+        """Since when each active job has been in its state (by id, attempt and state), as this process saw it."""
+        self._asked: dict[str, float] = {}
+        """When a job was asked to stop last."""
         self._watches: dict[tuple[str, int], RunWatch] = {}
         self._done: dict[str, float] = {}
-        """When something that is done now and then was done last."""
+        """When something that is done now and then was done last, by `clock`."""
         self._troubles: dict[str, str] = {}
         """What was said last of a job that cannot be looked after."""
         self._may_start = True
@@ -88,7 +102,7 @@ class Supervisor:
 
     def wake(self) -> None:
         """Look soon: something has changed."""
-        self._done.pop("schedule", None)
+        self._hurry()
         self._woken.set()
 
     def close(self, stop_jobs: bool = False) -> None:
@@ -109,12 +123,15 @@ class Supervisor:
         now = self._clock()
         if self._is_due("beat", BEAT_S, now):
             self._store.services.heartbeat(self.id, self.node, os.getpid(), now)
-        jobs = self._active()
+        jobs = self._store.jobs.active(self.node)
+        self._keep_only(jobs)
         if jobs and self._is_due("renew", self._config.scheduling.lease_s / 3, now):
             until = now + self._config.scheduling.lease_s
             self._store.leases.renew(self.node, [job.id for job in jobs], until)
         changed = [self._guarded(job, self._look_after, now) for job in jobs]
-        if self._may_start and (any(changed) or self._is_due("schedule", self._schedule_s, now)):
+        if any(changed):
+            self._hurry()
+        if self._may_start and self._is_due("schedule", self._schedule_s, now):
             began = time.perf_counter()
             self._schedule_guarded(now)
             self._schedule_s = max(SCHEDULE_S, SCHEDULE_SHARE * (time.perf_counter() - began))
@@ -136,9 +153,26 @@ class Supervisor:
                 said = str(error)
             self._woken.wait(pause)
 
-    def _active(self) -> list[Job]:
-        with self._store.change() as change:
-            return list(change.jobs(states=ACTIVE_STATES, node=self.node))
+    def _hurry(self) -> None:
+        """Decide at the next look, unless decisions take so long that they need their pause."""
+        if self._schedule_s <= SCHEDULE_S:
+            self._done.pop("schedule", None)
+
+    def _keep_only(self, jobs: Iterable[Job]) -> None:
+        """Keep nothing in mind but of jobs that are active: it may have been another service that saw the end."""
+        now = self._steady()
+        self._since = {key: self._since.get(key, now) for key in ((job.id, job.attempt, job.state) for job in jobs)}
+        attempts = {(job_id, attempt) for job_id, attempt, _ in self._since}
+        ids = {"", *(job_id for job_id, _ in attempts)}
+        self._watches = {key: watch for key, watch in self._watches.items() if key in attempts}
+        self._troubles = {job_id: text for job_id, text in self._troubles.items() if job_id in ids}
+        self._asked = {job_id: at for job_id, at in self._asked.items() if job_id in ids}
+        self._executor.keep_only(attempts)
+
+    def _age_s(self, job: Job) -> float:
+        """How long this process has seen the job in its state."""
+        now = self._steady()
+        return now - self._since.setdefault((job.id, job.attempt, job.state), now)
 
     def _is_due(self, what: str, every_s: float, now: float) -> bool:
         # A clock that was set back makes everything due, not nothing for hours.
@@ -180,40 +214,40 @@ class Supervisor:
         if event is not None:
             return self._apply(job, event)
         if job.state == "starting" and job.pid is None:
-            if self._is_first or now - (job.attempt_began or now) > START_AGAIN_S:
+            if self._is_first or self._age_s(job) >= START_AGAIN_S:
                 self._executor.start(job)
         elif job.state == "stopping":
-            if self._is_due(f"stop {job.id}", STOP_AGAIN_S, now):
+            if self._steady() - self._asked.get(job.id, -math.inf) >= STOP_AGAIN_S:
+                self._asked[job.id] = self._steady()
                 self._executor.ask_to_stop(job)
-            grace_s = self._config.scheduling.stop_grace_s
-            overdue = job.stop_asked is not None and now - job.stop_asked > grace_s
+            overdue = self._age_s(job) >= self._config.scheduling.stop_grace_s
             if overdue and Kill() in handle(job, Overdue(now, job.attempt)).do:
                 self._executor.kill(job)
         return False
 
     def _overtime(self, job: Job, now: float) -> Event | None:
         limit = job.resources.time_limit_s
-        if limit is None or job.stop in ("cancel", "time_limit") or job.attempt_began is None:
+        if limit is None or job.stop in ("cancel", "time_limit") or job.pid_began is None:
             return None
-        return Asked("time_limit", now) if job.used_s + now - job.attempt_began > limit else None
+        return Asked("time_limit", now) if job.used_s + self._boot() - job.pid_began > limit else None
 
     def _apply(self, job: Job, event: Event) -> bool:
         """Bring a job to where the event takes it, with what became of it, in one transaction."""
+        job = with_the_clock(job, event.now, self._boot())
         expected = _with_device_seconds(job, handle(job, event).job)
-        goes_on = expected.state in ACTIVE_STATES
         # Of one that is queued again too: it may be cancelled before it comes to another attempt.
-        result = {} if goes_on else self._result(expected)
-        progress = {} if goes_on else self._progress(expected)
+        result, progress = ({}, {}) if expected.state in ACTIVE_STATES else self._outcome(expected)
         with self._store.change() as change:
             fresh = next(
                 (each for each in change.jobs(states=ACTIVE_STATES, node=self.node) if each.id == job.id), None
             )
             if fresh is None or fresh.attempt != job.attempt:
                 return True
+            fresh = with_the_clock(fresh, event.now, self._boot())
             step = handle(fresh, event)
-            if step.job == fresh:
-                return False
             after = step.job
+            if after == fresh:
+                return False
             if after.state not in ACTIVE_STATES:
                 after = replace(after, result={**result, "success": after.state == "succeeded"})
                 before_j = float(fresh.progress.get(SPENT_BEFORE, 0.0))
@@ -234,30 +268,32 @@ class Supervisor:
         if job.state in ACTIVE_STATES:
             return
         logger.info("%s: %s%s", job.id, job.state, f" ({job.reason})" if job.reason else "")
-        self._watches = {key: watch for key, watch in self._watches.items() if key[0] != job.id}
-        self._done.pop(f"stop {job.id}", None)
-        self._troubles.pop(job.id, None)
         self._executor.tidy(job)
 
-    def _result(self, job: Job) -> dict[str, Any]:
+    def _outcome(self, job: Job) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What became of a job, and how far its run has come: no more than its folder tells."""
+        progress: dict[str, Any] = {}
         try:
-            return result_of(job, self._executor.folder(job.id), self._config.scheduling)
+            facts = self._watch(job).look()
+            progress = progress_of(facts)
+            return result_of(job, self._executor.folder(job.id), self._config.scheduling, facts), progress
         except Exception as error:  # an unreadable line must not keep a job from having ended
             logger.warning("%s: what became of it cannot be read: %s", job.id, error)
-            return no_result(job, error)
+            return no_result(job, error), progress
 
-    def _progress(self, job: Job) -> dict[str, Any]:
-        """How far its run has come; nothing where its folder does not tell."""
-        with suppress(OSError, ValueError):
-            return progress_of(RunWatch(run_of(self._executor.folder(job.id)).path, self._clock).look())
-        return {}
+    def _watch(self, job: Job) -> RunWatch:
+        """What follows the run of a job's present attempt."""
+        key = (job.id, job.attempt)
+        if key not in self._watches:
+            self._watches[key] = RunWatch(run_of(self._executor.folder(job.id)).path, self._clock)
+        return self._watches[key]
 
     def _schedule_guarded(self, now: float) -> None:
         try:
             self._schedule(now)
             self._troubles.pop("", None)
         except Conflict:  # another service was quicker
-            self._done.pop("schedule", None)
+            self._hurry()
         except StoreError:
             raise
         except Exception as error:  # what runs is looked after all the same
@@ -270,6 +306,7 @@ class Supervisor:
         inventory, policy = self._inventory(), self._config.scheduling
         if inventory.time == 0.0:
             return
+        problem = self._executor.problem()  # a disk may take its time, for which nobody is to wait
         begun: list[Job] = []
         stopped: list[Job] = []
         with self._store.change() as change:
@@ -277,7 +314,7 @@ class Supervisor:
             leases = self._living(change, jobs, change.leases(self.node))
             if not any(job.state == "queued" or job.resources.is_elastic for job in jobs.values()):
                 return
-            if problem := self._executor.problem():
+            if problem is not None:
                 change.tell_waits({job.id: problem for job in jobs.values() if job.state == "queued"})
                 return
             inventory = _with_ours(inventory, leases)
@@ -319,20 +356,17 @@ class Supervisor:
                 self._guarded(job, self._tell_progress_of, 0.0)
 
     def _tell_progress_of(self, job: Job, _: float) -> bool:
-        key = (job.id, job.attempt)
-        if key not in self._watches:
-            self._watches[key] = RunWatch(run_of(self._executor.folder(job.id)).path, self._clock)
-        found = progress_of(self._watches[key].look())
+        found = progress_of(self._watch(job).look())
         found |= {name: job.progress[name] for name in (SPENT_BEFORE, DEVICE_SECONDS) if name in job.progress}
         if found != job.progress:
-            self._store.jobs.tell_progress(job.id, found)
+            self._store.jobs.tell_progress(job.id, job.attempt, found)
         return False
 
     def _stop_all(self) -> None:
         """Have every job saved and queued again; those that take longer than their grace are killed."""
         self._may_start = False
-        limit = self._clock() + self._config.scheduling.stop_grace_s + _STOP_MARGIN_S
-        while (jobs := self._active()) and self._clock() < limit:
+        limit = self._steady() + self._config.scheduling.stop_grace_s + _STOP_MARGIN_S
+        while (jobs := self._store.jobs.active(self.node)) and self._steady() < limit:
             for job in jobs:
                 if job.state != "stopping":
                     self._guarded(

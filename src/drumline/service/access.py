@@ -76,15 +76,12 @@ class Access:
         secret = self.secret_of(asking)
         if secret is not None:
             return self._of_secret(secret, "key")
+        is_open = self._is_open and (self._config.keys == "off" or _is_direct(asking))
         cookie = asking.cookies.get(COOKIE)
-        if cookie:
-            caller = self._of_secret(cookie, "cookie")
-            if asking.is_change:
-                self._refuse_foreign(asking)
-                if CHANGE_HEADER not in asking.headers:
-                    raise Forbidden("a change by cookie lacks the header X-Drumline", "send `X-Drumline: 1`")
-            return caller
-        if not self._is_open or not (self._config.keys == "off" or _is_direct(asking)):
+        # A browser sends a login of yesterday too: where nobody needs one, it is as if there were none.
+        if cookie and not (is_open and self._key_of(cookie, "session") is None):
+            return self._of_cookie(cookie, asking)
+        if not is_open:
             raise Unauthorized("an API key is needed", FIX)
         self._refuse_foreign(asking)
         return Caller(LOCAL, "loopback", asking.client or "local")
@@ -105,8 +102,27 @@ class Access:
                 raise Unauthorized("the header Authorization holds no bearer key", FIX)
         return None if given is None else given.strip()
 
+    def is_valid(self, caller: Caller) -> bool:
+        """Whether the key or login by which somebody came still opens anything. Raises StoreError."""
+        key_id = caller.session or caller.who.key_id
+        if caller.by == "loopback" or key_id is None:
+            return True
+        key = self._store.keys.get(key_id)
+        return key is not None and key.is_valid(self._clock())
+
+    def _of_cookie(self, cookie: str, asking: Asking) -> Caller:
+        caller = self._of_secret(cookie, "cookie")
+        if asking.is_change:
+            self._refuse_foreign(asking)
+            if CHANGE_HEADER not in asking.headers:
+                raise Forbidden("a change by cookie lacks the header X-Drumline", "send `X-Drumline: 1`")
+        return caller
+
+    def _key_of(self, secret: str, kind: KeyKind) -> Key | None:
+        return find_key(self._store, secret, kind, self._clock())
+
     def _of_secret(self, secret: str, by: Literal["key", "cookie"]) -> Caller:
-        key = find_key(self._store, secret, "session" if by == "cookie" else "key", self._clock())
+        key = self._key_of(secret, "session" if by == "cookie" else "key")
         if key is None:
             what = "the login has ended" if by == "cookie" else "the API key is unknown, revoked or past its end"
             raise Unauthorized(what, "log in again" if by == "cookie" else FIX)
@@ -125,7 +141,7 @@ class Access:
         if not asking.is_change:
             return
         origin = asking.headers.get("origin")
-        is_own = origin is None or origin.lower() in self._origins or urlsplit(origin).netloc.lower() == host.lower()
+        is_own = origin is None or origin.lower() in self._origins or _place_of(origin) == host.lower()
         if not is_own or (origin is None and asking.headers.get("sec-fetch-site") == "cross-site"):
             raise Forbidden("a page of another site may not change anything", "add it to access.allowed_origins")
 
@@ -172,6 +188,14 @@ def _is_direct(asking: Asking) -> bool:
         return True  # no network between: a test's client, a Unix socket
     mapped = getattr(address, "ipv4_mapped", None)
     return bool((mapped or address).is_loopback)
+
+
+def _place_of(origin: str) -> str | None:
+    """Name and port of an origin; None for one that has none, which is nobody's own."""
+    try:
+        return urlsplit(origin).netloc.lower() or None
+    except ValueError:
+        return None
 
 
 def _without_port(host: str) -> str:

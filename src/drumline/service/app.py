@@ -84,6 +84,7 @@ def create_app(config: ServiceConfig | None = None, *, opener: Opener = open_ser
                 "Idempotency-Key",
                 "If-Match",
                 "If-None-Match",
+                "Last-Event-ID",
             ],
             expose_headers=["ETag", "Location", "Retry-After"],
         )

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 import psutil
 
 from drumline.jobs.adoption import MARK, end_marked
+from drumline.jobs.plans import KEPT_S, expired
 from drumline.jobs.records import ACTIVE_STATES, Job
+from drumline.jobs.retry_folder import ROWS
 
 if TYPE_CHECKING:
     from drumline.jobs.store import Store
@@ -25,6 +27,8 @@ YOUNG_S = 3600.0
 """A folder without a job may be one that is just being made; after so long it is not."""
 CACHES = ("cache", ".drumline")
 """Folders in a job's own that are made again when they are needed."""
+MADE = ("run", "model", "command.log")
+"""In a job's own folder what its attempts have left."""
 
 
 @dataclass
@@ -47,7 +51,7 @@ class Cleaner:
     def __init__(
         self, store: Store, data_dir: Path, node: str, may_touch: Callable[[Job], bool], *, whole: bool
     ) -> None:
-        """whole: also what is nobody's own: the shared cache, and folders that no job has. For admins."""
+        """whole: also what is nobody's own: the shared cache, old plans, and folders that no job has. For admins."""
         self._store, self._data_dir, self._node = store, data_dir, node
         self._may_touch, self._whole = may_touch, whole
         self._done = Cleaned()
@@ -61,6 +65,7 @@ class Cleaner:
         self._job_caches()
         if self._whole:
             self._shared_cache()
+            self._plans()
             self._folders_of_nothing()
         return self._done
 
@@ -106,12 +111,31 @@ class Cleaner:
         if removed.is_dir():
             self._remove(removed)
 
+    def _plans(self) -> None:
+        old = expired(self._data_dir / "plans", time.time())
+        for plan in old:
+            self._remove(plan)
+        if old:
+            self._done.notes.append(f"texts of plans older than {KEPT_S / 86_400:g} days were removed: {len(old)}")
+
     def _folders_of_nothing(self) -> None:
+        kept = []
         for folder in _folders(self._data_dir / "jobs"):
             with suppress(OSError):
-                is_old = time.time() - folder.stat().st_mtime > YOUNG_S
-                if is_old and self._store.jobs.get(folder.name) is None:
+                age = time.time() - folder.stat().st_mtime
+                if age <= YOUNG_S or self._store.jobs.get(folder.name) is not None:
+                    continue
+                # Of what was half made there is nothing else. A job that waits, in another store, has texts.
+                if any((folder / name).exists() for name in MADE) or ((folder / ROWS).exists() and age <= KEPT_S):
+                    kept.append(folder.name)
+                else:
                     self._remove(folder)
+        if kept:
+            more = ", …" if len(kept) > 3 else ""
+            self._done.notes.append(
+                "folders of jobs that this store does not know stay, since another store on the same data_dir may know "
+                f"them: {len(kept)} ({', '.join(kept[:3])}{more})"
+            )
 
     def _remove(self, path: Path) -> None:
         size = _size(path)

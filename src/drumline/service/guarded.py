@@ -15,19 +15,31 @@ from starlette.types import Receive
 
 from drumline.service.access import READING, Asking, Caller
 from drumline.service.headers import add_security_headers
-from drumline.service.problems import answer_to, responses
+from drumline.service.problems import answer_to, responses, shown_path
 from drumline.service.sizes import limited
 from drumline.service.state import Service, key_is_needed, service_of
 
 logger = logging.getLogger("drumline.service")
 
+SMALL_BYTES = 8 * 1024
+"""A body up to this is parsed at once; and it is the largest that routes take which need no key."""
+MOST_NAMES = 1000
+"""Of one object; rows of `texts` are intake's matter."""
+MOST_ENTRIES = 1_000_000
+"""Of one list, unless max_texts allows more."""
+
 
 class StrictRequest(Request):
     """A request whose JSON is JSON: no NaN, no number beyond float64, and no text that is not Unicode."""
 
+    most_entries = MOST_ENTRIES
+
     async def json(self) -> Any:
-        """The body. Raises json.JSONDecodeError."""
-        return parse_strictly(await self.body())
+        """The body; a large one is parsed in a thread. Raises json.JSONDecodeError."""
+        body = await self.body()
+        if len(body) <= SMALL_BYTES:
+            return parse_strictly(body)
+        return await run_in_threadpool(parse_strictly, body, self.most_entries)
 
 
 class GuardedRoute(APIRoute):
@@ -57,7 +69,9 @@ class GuardedRoute(APIRoute):
             try:
                 service = service_of(request)
                 request.state.caller = await _admit(service, request, needs_key=self.needs_key)
-                answer = await handle(StrictRequest(request.scope, self._body_of(request, service)))
+                strict = StrictRequest(request.scope, self._body_of(request, service))
+                strict.most_entries = max(MOST_ENTRIES, service.config.limits.max_texts)
+                answer = await handle(strict)
             except Exception as error:
                 answer = answer_to(error, request)
             add_security_headers(answer)
@@ -71,11 +85,12 @@ class GuardedRoute(APIRoute):
         """Where to take the body from; of routes without one nobody reads what is sent."""
         if self.body_field is None:
             return request.receive
-        return limited(request, service.config.limits.max_body_bytes)
+        most = service.config.limits.max_body_bytes
+        return limited(request, most if self.needs_key else min(most, SMALL_BYTES))
 
 
 class OpenRoute(GuardedRoute):
-    """A route that needs no key. Changes are limited by address."""
+    """A route that needs no key. Changes are limited by address, and bodies are small."""
 
     needs_key = False
 
@@ -107,14 +122,19 @@ def operation_id(route: APIRoute) -> str:
     return route.name
 
 
-def parse_strictly(body: bytes) -> Any:
-    """Parse JSON as RFC 8259 has it. Raises json.JSONDecodeError for all that Python would take beyond it."""
+def parse_strictly(body: bytes, most_entries: int = MOST_ENTRIES) -> Any:
+    """Parse JSON as RFC 8259 has it.
+
+    Raises json.JSONDecodeError for all that Python would take beyond it, and for objects and lists so large that
+    nobody means them: each name or entry that is wrong would be an error of its own, of hundreds of bytes.
+    """
     try:
         text = body.decode("utf-8")
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
         if "\\u" in text:
             # A half of a surrogate pair is no text, and no file or database would take it.
             json.dumps(value, ensure_ascii=False).encode("utf-8")
+        _check_sizes(value, most_entries)
     except json.JSONDecodeError:
         raise
     except UnicodeError:
@@ -137,11 +157,29 @@ def _finite(text: str) -> float:
     return value
 
 
+def _check_sizes(value: Any, most_entries: int) -> None:
+    """Raise ValueError for an object with too many names, or a list with too many entries."""
+    pending = [value]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, list):
+            if len(each) > most_entries:
+                raise ValueError(f"a list has {len(each):,} entries, and may have {most_entries:,}")
+            pending += [part for part in each if isinstance(part, dict | list)]
+        elif isinstance(each, dict):
+            if len(each) > MOST_NAMES:
+                raise ValueError(f"an object has {len(each):,} names, and may have {MOST_NAMES:,}")
+            for name, part in each.items():
+                is_rows = name == "texts" and isinstance(part, list) and len(part) <= most_entries
+                if isinstance(part, dict | list) and not is_rows:
+                    pending.append(part)
+
+
 def _log(request: Request, answer: Response) -> None:
     """A change, by whom, and what came of it; nothing that was sent."""
     caller: Caller | None = getattr(request.state, "caller", None)
     name = "nobody" if caller is None else f"{caller.who.owner} ({caller.name})"
-    logger.info("%s %s by %s: %d", request.method, request.url.path[:200], name, answer.status_code)
+    logger.info("%s %s by %s: %d", request.method, shown_path(request), name, answer.status_code)
 
 
 async def _admit(service: Service, request: Request, *, needs_key: bool) -> Caller | None:

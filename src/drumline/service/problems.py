@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
@@ -20,6 +21,8 @@ logger = logging.getLogger("drumline.service")
 Answers = dict[int | str, dict[str, Any]]
 """What a route may answer, by status, as `responses=` takes it."""
 PROBLEM_JSON = "application/problem+json"
+MOST_FIELDS = 50
+"""Values that one answer says something of."""
 
 STATUS_OF = {
     "config": 422,
@@ -88,7 +91,7 @@ class Problem(BaseModel):
                     "title": "Not Found",
                     "status": 404,
                     "code": "not_found",
-                    "detail": "there is no job job-20260102-030405-0a1b2c",
+                    "detail": "there is no job job-20260102-030405-0a1b2c3d4e",
                     "fix": "see GET /jobs for those that there are",
                     "errors": [],
                 }
@@ -128,22 +131,32 @@ def answer_to(error: Exception, request: Request) -> Response:
     if isinstance(error, DrumlineError):
         status = STATUS_OF.get(error.code, 500)
         if status >= 500:
-            logger.error("%s %s: %s", request.method, request.url.path, error.problem)
+            logger.error("%s %s: %s", request.method, shown_path(request), error.problem)
         wait_s = getattr(error, "retry_after_s", None)
         headers = {} if wait_s is None else {"Retry-After": str(max(1, round(wait_s)))}
         headers |= {"WWW-Authenticate": "Bearer"} if status == 401 else {}
         return problem_answer(_problem(status, error.code, error.problem, error.fix), headers)
     if isinstance(error, RequestValidationError | ValidationError):
-        fields = [field_problem(found) for found in error.errors()]
+        if isinstance(error, ValidationError):
+            found: Sequence[Any] = error.errors(include_url=False, include_input=False)
+        else:
+            found = error.errors()
+        told = found[:MOST_FIELDS]
+        fields = [field_problem(each) for each in told]
         detail = "; ".join(f"{found.field}: {found.problem}" for found in fields[:3])
-        status = 400 if any(found["type"] == "json_invalid" for found in error.errors()) else 422
+        status = 400 if any(each["type"] == "json_invalid" for each in told) else 422
         code = "bad_request" if status == 400 else "invalid"
         return problem_answer(_problem(status, code, detail, "see `errors`, and the OpenAPI document", fields))
     if isinstance(error, HTTPException):
         code = CODE_OF.get(error.status_code, "error")
         return problem_answer(_problem(error.status_code, code, str(error.detail)), error.headers)
-    logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    logger.error("%s %s failed", request.method, shown_path(request), exc_info=error)
     return problem_answer(_problem(500, "internal", "the service failed at this", "its log says more"))
+
+
+def shown_path(request: Request) -> str:
+    """The path of a request for a log: on one line, whatever was sent."""
+    return quote(str(request.scope["path"])[:200], safe="/:@!$&'()*+,;=~", errors="replace")
 
 
 def field_problem(found: Mapping[str, Any]) -> FieldProblem:
@@ -154,4 +167,4 @@ def field_problem(found: Mapping[str, Any]) -> FieldProblem:
 
 def _problem(status: int, code: str, detail: str, fix: str = "", errors: Sequence[FieldProblem] = ()) -> Problem:
     title = HTTPStatus(status).phrase
-    return Problem(title=title, status=status, code=code, detail=detail, fix=fix, errors=list(errors)[:50])
+    return Problem(title=title, status=status, code=code, detail=detail, fix=fix, errors=list(errors))

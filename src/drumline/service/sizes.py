@@ -10,6 +10,8 @@ from starlette.types import Message, Receive
 
 SILENT_S = 30.0
 """How long a sender may leave a body half sent."""
+WHOLE_S = 120.0
+"""In which a body must be there: who sends a byte now and then is never silent."""
 
 
 def limited(request: Request, max_bytes: int) -> Receive:
@@ -20,18 +22,25 @@ def limited(request: Request, max_bytes: int) -> Receive:
     said = request.headers.get("content-length", "")
     if said.isdecimal() and (len(said) > 18 or int(said) > max_bytes):
         raise too_large(max_bytes)
-    receive, taken = request.receive, 0
+    receive, taken, is_whole = request.receive, 0, False
+    ends: float | None = None
 
     async def counted() -> Message:
-        nonlocal taken
+        nonlocal taken, is_whole, ends
+        if is_whole:  # what comes now is that the sender went
+            return await receive()
+        now = asyncio.get_running_loop().time()
+        ends = now + WHOLE_S if ends is None else ends
         try:
-            message = await asyncio.wait_for(receive(), SILENT_S)
+            message = await asyncio.wait_for(receive(), max(0.0, min(SILENT_S, ends - now)))
         except TimeoutError:
-            raise HTTPException(408, f"nothing came for {SILENT_S:g} s", {"Connection": "close"}) from None
+            what = f"nothing came for {SILENT_S:g} s" if ends - now > SILENT_S else f"it took more than {WHOLE_S:g} s"
+            raise HTTPException(408, what, {"Connection": "close"}) from None
         if message["type"] == "http.request":
             taken += len(message.get("body", b""))
             if taken > max_bytes:
                 raise too_large(max_bytes)
+            is_whole = not message.get("more_body", False)
         return message
 
     return counted

@@ -16,7 +16,7 @@ from fastapi.sse import format_sse_event
 from starlette.concurrency import run_in_threadpool
 
 from drumline.errors import Busy, DrumlineError
-from drumline.service.tails import Piece, Place, as_record, as_text, read_piece
+from drumline.service.tails import READ_BYTES, RECORD_BYTES, Piece, Place, as_record, as_text, read_piece
 
 logger = logging.getLogger("drumline.service")
 
@@ -24,6 +24,8 @@ LOOK_S = 0.25
 """Between two looks whether files grew."""
 JOBS_S = 1.0
 """Between two looks whether jobs ended."""
+VALID_S = 30.0
+"""Between two looks whether who listens still may."""
 HEARTBEAT_S = 15.0
 """A comment is sent when nothing else was for as long: proxies end what is silent."""
 LINES = 500
@@ -42,6 +44,11 @@ class Source:
     is_records: bool
     has_ended: Callable[[str], bool] = field(compare=False)
     """Whether a job has; called in a thread."""
+
+    @property
+    def longest(self) -> int:
+        """Bytes of a line that is told whole."""
+        return RECORD_BYTES if self.is_records else READ_BYTES
 
 
 @dataclass(frozen=True)
@@ -99,16 +106,24 @@ class Streams:
         if self.num_open >= self._most:
             raise Busy(f"{self.num_open} streams are open, as many as may be", "close one, or ask without streaming")
 
-    async def follow(self, source: Source, place: Place, *, has_ended: bool) -> AsyncIterator[bytes]:
+    async def follow(
+        self, source: Source, place: Place, *, has_ended: bool, is_valid: Callable[[], bool] = lambda: True
+    ) -> AsyncIterator[bytes]:
         """Events from a place on: `line` or `record`, `rewritten` where the file begins anew, at last `end`.
 
-        has_ended: whether the job has. The id of each event is the place after it.
+        has_ended: whether the job has. is_valid: whether who listens still may; called in a thread now and then, and
+        where it is not so, nothing follows, no `end` either. The id of each event is the place after it.
         """
         self.num_open += 1
         watched = self._listen(source, has_ended)
+        due = time.monotonic() + VALID_S
         try:
             yield b": drumline\n\n"  # so that headers go out at once
             while not self.closing.is_set():
+                if time.monotonic() >= due:
+                    if not await run_in_threadpool(_still_may, is_valid):
+                        return
+                    due = time.monotonic() + VALID_S
                 # Both before reading: what came meanwhile is then looked at again.
                 is_final, changed = watched.has_ended, watched.changed
                 part = await watched.part(source, place, is_final=is_final)
@@ -121,7 +136,7 @@ class Streams:
                     yield format_sse_event(event=END, data_str="{}", id=str(place))
                     return
                 try:
-                    await asyncio.wait_for(changed.wait(), HEARTBEAT_S)
+                    await asyncio.wait_for(changed.wait(), min(HEARTBEAT_S, max(0.0, due - time.monotonic())))
                 except TimeoutError:
                     yield b": still here\n\n"
         finally:
@@ -172,7 +187,7 @@ class Streams:
 
 def read_part(source: Source, place: Place, *, is_final: bool) -> _Part:
     """Read what follows a place, and make events of it."""
-    piece = read_piece(source.path, place, most=LINES, is_final=is_final)
+    piece = read_piece(source.path, place, most=LINES, is_final=is_final, longest=source.longest)
     return _Part(encode(piece, is_records=source.is_records), piece.place, piece.at_end)
 
 
@@ -185,6 +200,14 @@ def encode(piece: Piece, *, is_records: bool) -> bytes:
             data = json.dumps(told, ensure_ascii=False)
             events.append(format_sse_event(event="record" if is_records else "line", data_str=data, id=str(place)))
     return b"".join(events)
+
+
+def _still_may(is_valid: Callable[[], bool]) -> bool:
+    try:
+        return is_valid()
+    except DrumlineError as error:  # the store cannot be reached now; it is asked again
+        logger.warning("a stream goes on unasked: %s", error.problem)
+        return True
 
 
 def _state_of(path: Path) -> tuple[int, int] | None:

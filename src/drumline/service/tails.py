@@ -12,7 +12,9 @@ from drumline.rundir import TORN
 from drumline.service.views import finite
 
 READ_BYTES = 256 * 1024
-"""Read at a time; a line that is longer comes in pieces."""
+"""Read at a time; a line of a log that is longer comes in pieces."""
+RECORD_BYTES = 8 * 2**20
+"""Of the longest record: half of one would be none."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,12 @@ class Piece:
     """Whether nothing more was there but, perhaps, half a line."""
 
 
-def read_piece(path: Path, place: Place, *, most: int, is_final: bool) -> Piece:
-    """Read up to `most` lines; none where there is no file. is_final: nothing more will come, so half a line is one."""
+def read_piece(path: Path, place: Place, *, most: int, is_final: bool, longest: int = READ_BYTES) -> Piece:
+    """Read up to `most` lines; none where there is no file.
+
+    is_final: nothing more will come, so half a line is one. longest: bytes, READ_BYTES at least; a line that has more
+    comes in pieces, none of which begins or ends within a character.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -59,7 +65,11 @@ def read_piece(path: Path, place: Place, *, most: int, is_final: bool) -> Piece:
         status = os.fstat(descriptor)
         is_rewritten = status.st_size < place.offset or place.inode not in (None, status.st_ino)
         start = 0 if is_rewritten else place.offset
-        data = os.pread(descriptor, READ_BYTES, start)
+        room = READ_BYTES
+        data = os.pread(descriptor, room, start)
+        if longest > room == len(data) and b"\n" not in data:
+            room = longest
+            data = os.pread(descriptor, room, start)
     finally:
         os.close(descriptor)
     is_last = start + len(data) >= status.st_size
@@ -69,13 +79,26 @@ def read_piece(path: Path, place: Place, *, most: int, is_final: bool) -> Piece:
         end = data.find(b"\n", taken)
         if end < 0:
             # Half a line waits for its other half, unless there is none, or it is longer than is read at once.
-            if not (is_final and is_last) and not (taken == 0 and len(data) == READ_BYTES):
+            if is_final and is_last:
+                end = len(data) - 1
+            elif taken == 0 and len(data) == room:
+                end = whole_characters(data) - 1
+            else:
                 break
-            end = len(data) - 1
         line, taken = data[taken : end + 1], end + 1
         lines.append((line, Place(start + taken, status.st_ino)))
     at_end = is_last and (taken == len(data) or (len(lines) < most and not is_final))
     return Piece(tuple(lines), Place(start + taken, status.st_ino), is_rewritten, at_end)
+
+
+def whole_characters(data: bytes) -> int:
+    """How many of these bytes there are before a character of UTF-8 that is cut off at their end."""
+    for back in range(1, min(3, len(data)) + 1):
+        byte = data[-back]
+        if byte & 0xC0 != 0x80:  # where a character begins
+            length = 1 if byte < 0xC0 else 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) - back if length > back else len(data)
+    return len(data)
 
 
 def as_text(line: bytes) -> str:

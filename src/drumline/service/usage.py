@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from drumline.jobs.records import ACTIVE_STATES, Job, State
+from drumline.jobs.results import cost_of, device_seconds
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,10 @@ def usage_of(job: Job, now: float, price_per_gpu_hour: float = 0.0) -> JobUsage:
     present = max(0.0, now - began) if began is not None and job.state in ACTIVE_STATES else 0.0
     run_s = job.used_s + present
     told: Mapping[str, Any] = job.result.get("usage") or job.result.get("gpu_stats") or job.progress
-    gpus = [device for device in job.devices if not device.startswith("cpu:")]
-    gpu_s = _number(told.get("gpu_seconds", told.get("gpu_s"))) or run_s * len(gpus)
+    is_gpu = any(not device.startswith("cpu:") for device in job.devices)
+    device_s = device_seconds(job, run_s)
+    gpu_s = _number(told.get("gpu_seconds", told.get("gpu_s"))) or (device_s if is_gpu else 0.0)
     energy = _number(told.get("energy_j"))
-    price = run_s * len(gpus) / 3600 * price_per_gpu_hour
     first = job.started if job.started is not None else ended
     return JobUsage(
         job_id=job.id,
@@ -93,10 +94,10 @@ def usage_of(job: Job, now: float, price_per_gpu_hour: float = 0.0) -> JobUsage:
         queue_s=max(0.0, first - job.created),
         run_s=run_s,
         trained_s=_number(job.result.get("training_time")) or _number(job.progress.get("elapsed_s")),
-        device_s=max(gpu_s, run_s * len(job.devices)),
+        device_s=device_s,
         gpu_s=gpu_s,
         energy_j=energy or None,  # a run that recorded no GPU has 0 in its place
-        cost=price or _number(told.get("cost")) or 0.0,
+        cost=cost_of(job, device_s, price_per_gpu_hour, _number(told.get("cost")) or 0.0),
         units_per_s=_number(job.progress.get("units_per_s")),
         unit=job.progress.get("unit") if job.progress.get("units_per_s") is not None else None,
         mfu=_number(job.progress.get("mfu")),

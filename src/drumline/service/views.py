@@ -11,6 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from drumline.jobs.records import Job, JobKind, Resources, State
 
+FIRST, LAST = -62135596800.0, 253402300799.0
+"""The first and the last second of the years 1 to 9999, since 1970."""
+
 
 class View(BaseModel):
     """Base of all answers: frozen, and never NaN or infinite, which JSON does not have."""
@@ -51,7 +54,7 @@ class ProgressView(View):
 class JobLinks(View):
     """Where more about a job is, and what can be asked of it; paths on this server."""
 
-    self: str = Field(examples=["/jobs/job-20260102-030405-0a1b2c"])
+    self: str = Field(examples=["/jobs/job-20260102-030405-0a1b2c3d4e"])
     cancel: str
     retry: str
     logs: str
@@ -65,7 +68,7 @@ class JobLinks(View):
 class JobView(View):
     """One job at one moment."""
 
-    id: str = Field(examples=["job-20260102-030405-0a1b2c"])
+    id: str = Field(examples=["job-20260102-030405-0a1b2c3d4e"])
     training_id: str = Field(description="The same as id.")
     name: str = ""
     kind: JobKind
@@ -170,10 +173,14 @@ def job_detail(job: Job, base: str, history: Sequence[Mapping[str, Any]] | None)
 
 
 def timestamp(time: float | None) -> str | None:
-    """Seconds since 1970 as RFC 3339, UTC, to the millisecond."""
-    if time is None:
+    """Seconds since 1970 as RFC 3339, UTC, to the millisecond; moments beyond its years are their first or last one."""
+    if time is None or math.isnan(time):
         return None
-    return datetime.fromtimestamp(time, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return (
+        datetime.fromtimestamp(min(max(time, FIRST), LAST), UTC)
+        .isoformat(timespec="milliseconds")
+        .replace("+00:00", "Z")
+    )
 
 
 def finite(value: Any) -> Any:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from drumline.jobs import adoption
-from drumline.jobs.adoption import began_of, end_marked, is_alive, machine_id, mark_of, marked, send
+from drumline.jobs.adoption import began_of, end_marked, is_alive, machine_id, mark_of, marked, send, since_boot
 
 
 def test_this_process_has_begun_when_the_kernel_says_so() -> None:
@@ -48,6 +50,22 @@ def test_a_machine_is_the_same_until_it_starts_again(monkeypatch: pytest.MonkeyP
     before = machine_id()
     monkeypatch.setattr(adoption, "began_of", lambda pid: 0.5)
     assert machine_id.__wrapped__() != before
+
+
+def test_two_containers_of_one_moment_are_two_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for names in ("pid:[1]", "pid:[2]"):
+        (tmp_path / names / "self/ns").mkdir(parents=True)
+        (tmp_path / names / "self/ns/pid").symlink_to(names)
+        monkeypatch.setattr(adoption, "_PROC", tmp_path / names)
+        found.append(machine_id.__wrapped__())
+    assert len(set(found)) == 2
+
+
+def test_the_time_since_the_start_is_that_of_processes() -> None:
+    began = began_of(os.getpid())
+    assert began is not None
+    assert psutil.Process().create_time() - began == pytest.approx(time.time() - since_boot(), abs=1.1)
 
 
 def test_a_mark_that_nobody_has_finds_nobody() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from drumline.config.load import config_from_mapping, dump_config, load_config
+from drumline.config.load import config_from_mapping, dump_config, load_config, read_overrides
 from drumline.config.service import FilesConfig, LimitsConfig, ServiceConfig
 from drumline.errors import ConfigError, Conflict, DrumlineError, Forbidden, IdempotencyConflict, NotFound, Quota
 from drumline.jobs.board import Board
+from drumline.jobs.commands import commands_of
+from drumline.jobs.plans import KEPT_S
 from drumline.jobs.records import Job
 from drumline.jobs.requests import JobRequest, Role, Who
 from drumline.jobs.states import Asked, End, Ended, Event, Granted, Started, handle
@@ -104,6 +108,27 @@ def test_the_same_request_sent_twice_is_one_job(board: Board, config: ServiceCon
     assert [path.name for path in (config.data_dir / "jobs").iterdir()] == [first.id]
 
 
+def test_a_request_that_comes_again_is_known_before_anything_is_looked_at(
+    board: Board, store: Store, config: ServiceConfig
+) -> None:
+    key = Idempotency("ben", f"key {config.data_dir}", "a digest")
+    job = ended(store, board.submit(request(), BEN, key))
+    again = replace(key, key=f"{key.key} again")
+    retried = board.retry(job.id, BEN, idempotency=again)
+    for _ in range(4):
+        board.submit(request(), BEN)  # the queue is full now
+    board.delete_data(job.id, BEN)
+    gone = request(model_name="nobody")
+    assert board.submit(gone, BEN, key).id == job.id
+    assert board.retry(job.id, BEN, idempotency=again).id == retried.id
+    with pytest.raises(IdempotencyConflict):
+        board.submit(gone, BEN, replace(key, fingerprint="another digest"))
+    with pytest.raises(IdempotencyConflict):
+        board.retry(job.id, BEN, idempotency=replace(again, fingerprint="another digest"))
+    with pytest.raises(Forbidden):
+        board.submit(gone, Who("ben", "viewer"), key)
+
+
 def test_another_owners_job_is_not_there(board: Board, store: Store) -> None:
     job = ended(store, board.submit(request(), ADA))
     asks = (board.get, board.cancel, board.retry, board.delete_data)
@@ -173,16 +198,31 @@ def test_a_queue_has_an_end(board: Board) -> None:
     board.submit(request(), BEN)
 
 
-def test_texts_are_removed_by_their_owner_once_they_are_not_needed(board: Board, store: Store) -> None:
+def prepared_of(job: Job, folder: Path, shared: Path) -> Path:
+    """A file where the job's own command has its data prepared."""
+    words = commands_of(job, folder, shared)[0].words
+    said = read_overrides([words[index + 1] for index, word in enumerate(words) if word == "--set"])
+    file = Path(said["data"]["cache_dir"]) / "rows" / "rows.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text(SECRET)
+    return file
+
+
+def test_texts_are_removed_by_their_owner_once_they_are_not_needed(
+    board: Board, store: Store, config: ServiceConfig
+) -> None:
     job = board.submit(request(), ADA)
     with pytest.raises(Conflict):
         board.delete_data(job.id, ADA)
     ended(store, job)
-    (board.folder(job) / "cache" / "tokens").mkdir(parents=True)
-    (board.folder(job) / "run").mkdir()
+    folder = board.folder(job)
+    prepared = prepared_of(job, folder, config.data_dir / "cache")
+    assert folder in prepared.parents
+    (folder / "run").mkdir()
     board.delete_data(job.id, ADA)
     board.delete_data(job.id, ADA)
-    assert [path.name for path in board.folder(job).iterdir()] == ["run"]
+    assert [path.name for path in folder.iterdir()] == ["run"]
+    assert not [path for path in config.data_dir.rglob("*") if path.is_file() and SECRET in path.read_text()]
     with pytest.raises(Conflict, match="texts"):
         board.retry(job.id, ADA)
 
@@ -285,6 +325,16 @@ def test_a_plan_is_started_by_its_id(board: Board, store: Store, config: Service
         board.planned("plan-nobody-has", ADA)
 
 
+def test_texts_of_plans_are_kept_for_days_and_not_for_ever(board: Board, config: ServiceConfig) -> None:
+    old, young = (board.plan(request(), ADA) for _ in range(2))
+    for plan, days in ((old, 8), (young, 6)):
+        then = time.time() - days * 86_400
+        os.utime(config.data_dir / "plans" / plan.id, (then, then))
+    assert KEPT_S == 7 * 86_400
+    new = board.plan(request(), ADA)
+    assert {path.name for path in (config.data_dir / "plans").iterdir()} == {young.id, new.id}
+
+
 def test_a_plan_may_leave_model_and_data_to_its_start(board: Board) -> None:
     plan = board.plan(JobRequest(settings={"epochs": 2}), ADA)
     assert board.planned(plan.id, ADA) == JobRequest(settings={"epochs": 2})
@@ -300,6 +350,9 @@ def test_defaults_are_kept_in_versions_and_taken_by_later_jobs(board: Board, sto
     assert (config.mixed_precision, version, board.defaults()) == (False, 1, (config, 1))
     job = board.submit(request(), ADA)
     assert (job.work.settings["train.precision"], job.resources.devices) == ("fp32", 1)
+    job = board.submit(request(), ADA, has_defaults=True)
+    assert (job.work.settings, job.resources.devices) == ({}, "auto")
+    assert board.plan(request(), ADA, has_defaults=True).config == {}
     with pytest.raises(Conflict):
         board.set_defaults({"use_multi_gpu": True}, ROOT, expected=0)
     with pytest.raises(ConfigError, match="memory_fraction"):

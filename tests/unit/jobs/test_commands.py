@@ -61,8 +61,44 @@ def test_texts_that_came_with_a_request_are_fine_tuned_on_and_the_model_is_writt
 
 def test_files_are_named_one_by_one(tmp_path: Path) -> None:
     work = Work("finetune", {}, model="m", data=("/data/a.jsonl", "/data/b.jsonl"))
-    [command] = commands_of(job_of(work), tmp_path, tmp_path)
+    [command] = commands_of(job_of(work), tmp_path, tmp_path / "shared")
     assert [command.words[i + 1] for i, word in enumerate(command.words) if word == "--data"] == list(work.data)
+    assert overrides(command)["data"] == {"cache_dir": str(tmp_path / "shared")}
+
+
+def test_what_is_prepared_of_texts_lies_with_them(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    (folder / "run").mkdir(parents=True)
+    for attempt in ("finetune", "train"):
+        [command] = commands_of(job_of(Work("finetune", {}, model="m")), folder, tmp_path / "shared")
+        assert command.words[4] == attempt
+        assert overrides(command)["data"] == {"cache_dir": str(folder / "cache")}
+        (folder / "run/config.yaml").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        Work("finetune", {}, model="m", data=("DATA/rows.jsonl",)),
+        Work("finetune", {}, model="m", data=("DATA/*.jsonl",)),
+        Work("finetune", {}, model="DATA"),
+        Work("finetune", {"data.template": "DATA/rows.jsonl"}, model="m"),
+        Work("train", {"data": {"kind": "records", "train": [{"paths": ["DATA/rows.jsonl"]}]}}),
+    ],
+)
+def test_a_path_that_has_become_a_link_is_not_followed(work: Work, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/rows.jsonl").write_text("{}")
+    text = json.dumps({"settings": dict(work.settings), "data": list(work.data), "model": work.model})
+    values = json.loads(text.replace("DATA", str(tmp_path / "data")))
+    job = job_of(Work(work.kind, values["settings"], values["model"], data=tuple(values["data"])))
+    folder = tmp_path / "job"
+    folder.mkdir()
+    assert commands_of(job, folder, tmp_path)
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    (tmp_path / "data").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ConfigError, match="leads elsewhere"):
+        commands_of(job, folder, tmp_path)
 
 
 def test_a_later_attempt_goes_on_with_what_was_chosen_on_other_devices(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from drumline.config.service import SchedulingConfig, ServiceConfig
+from drumline.hardware.claims import Claims
 from drumline.hardware.health import Finding, Verdict
 from drumline.hardware.nvml import Reading, Unavailable
 from drumline.hardware.records import Gpu, GpuProcess, GpuSample, Snapshot
@@ -85,6 +87,21 @@ def test_a_driver_that_does_not_answer_makes_no_slots(monkeypatch: pytest.Monkey
     monkeypatch.setattr(module, "GPU_FOLDER", tmp_path)
     found = read_inventory(ServiceConfig(node="here"))
     assert (found.has_gpus, found.devices) == (True, ())
+
+
+def test_claims_of_the_services_own_jobs_are_no_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    claimed = {
+        "GPU-0": f"claimed by process 7 ({tmp_path}/service/jobs/job-1/run)",
+        "GPU-1": "claimed by process 8 (/home/bob/run)",
+    }
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(module, "look", lambda gpus: look_of(sample(0), sample(1)))
+    monkeypatch.setattr(Claims, "choosing", lambda self: nullcontext())
+    monkeypatch.setattr(Claims, "of_others", lambda self, uuids: claimed)
+    gpus = [sample(number).gpu for number in range(2)]
+    for data_dir in (Path("~/service"), tmp_path / "service"):
+        found = module._gpus(gpus, ServiceConfig(node="here", data_dir=data_dir))
+        assert [device.unusable for device in found] == [None, claimed["GPU-1"]]
 
 
 def with_fault(monkeypatch: pytest.MonkeyPatch, fault: Unavailable) -> None:

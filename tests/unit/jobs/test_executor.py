@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
+from weakref import WeakSet
 
 import pytest
 
@@ -15,9 +17,10 @@ from drumline.hardware.selection import Selection, Wish, require
 from drumline.jobs import executor as module
 from drumline.jobs.adoption import began_of, machine_id
 from drumline.jobs.events import Began, End, Ended, Gone, Missing, Refused, Restarted, Started
-from drumline.jobs.executor import NOT_TO_BE_USED, START_S, Executor
+from drumline.jobs.executor import NOT_TO_BE_USED, Executor
 from drumline.jobs.keeper_files import AttemptFiles, Claim, Command, EndRecord
 from drumline.jobs.records import Job, Resources, State, Work
+from drumline.jobs.states import START_S
 from drumline.rundir import write_json
 
 NOW = 1000.0
@@ -65,10 +68,24 @@ def test_the_plan_of_an_earlier_attempt_is_no_beginning(executor: Executor) -> N
     files.run.path.mkdir()
     write_json(files.run.plan, {})
     os.utime(files.run.plan, (50.0, 50.0))
-    files.take(Claim(machine_id(), 60.0, os.getpid(), began))
+    # Its keeper's clock is not the file system's.
+    files.take(Claim(machine_id(), 40.0, os.getpid(), began))
+    os.utime(files.claim, (60.0, 60.0))
     assert executor.look(job_of(pid=os.getpid(), attempt=2)) is None
-    os.utime(files.run.plan, (61.0, 61.0))
+    os.utime(files.run.plan, (60.0, 60.0))
     assert executor.look(job_of(pid=os.getpid(), attempt=2)) == Began(NOW, 2)
+
+
+def test_the_plan_of_the_job_that_is_retried_is_no_beginning(executor: Executor) -> None:
+    files = files_of(executor)
+    files.run.path.mkdir()
+    write_json(files.run.plan, {})
+    os.utime(files.run.plan, (50.0, 50.0))
+    files.take(Claim(machine_id(), 40.0, os.getpid(), began_of(os.getpid())))
+    assert executor.look(job_of(pid=os.getpid())) is None
+    files.run.plan.touch()
+    os.utime(files.claim, (60.0, 60.0))
+    assert executor.look(job_of(pid=os.getpid())) == Began(NOW, 1)
 
 
 def test_an_end_is_told_as_the_keeper_saw_it(executor: Executor) -> None:
@@ -95,8 +112,14 @@ def test_on_a_full_disk_it_is_the_disk_that_is_named(executor: Executor, monkeyp
 
 
 def test_a_machine_that_was_started_again(executor: Executor) -> None:
-    files_of(executor).take(Claim("another life", 0.0, os.getpid(), began_of(os.getpid())))
-    assert executor.look(job_of("running", 5)) == Restarted(NOW, 1)
+    files = files_of(executor)
+    files.take(Claim("another life", 0.0, os.getpid(), began_of(os.getpid())))
+    assert executor.look(job_of("running", 5)) == Restarted(NOW, 1, 0.0)
+    files.run.path.mkdir()
+    files.run.metrics.touch()
+    os.utime(files.claim, (60.0, 60.0))
+    os.utime(files.run.metrics, (65.0, 65.0))
+    assert executor.look(job_of("running", 5)) == Restarted(NOW, 1, 5.0), "what it wrote tells how long it lasted"
 
 
 def test_a_keeper_in_another_container_is_left_alone(executor: Executor) -> None:
@@ -107,6 +130,17 @@ def test_a_keeper_in_another_container_is_left_alone(executor: Executor) -> None
     assert executor.look(job_of("running", 5)) is None
     held.close()
     assert executor.look(job_of("running", 5)) == Restarted(NOW, 1)
+
+
+def test_a_keeper_that_is_not_seen_here_lives_while_it_holds_its_lock(executor: Executor) -> None:
+    """In two containers of one machine the ids may be the same."""
+    files = files_of(executor)
+    files.take(Claim(machine_id(), 0.0, *DEAD))
+    held = files.hold()
+    assert held is not None
+    assert executor.look(job_of("running", 5)) is None
+    held.close()
+    assert executor.look(job_of("running", 5)) == Gone(NOW, 1)
 
 
 def test_a_folder_that_is_gone_is_missed_of_a_job_that_had_begun(executor: Executor) -> None:
@@ -128,9 +162,16 @@ def test_a_job_of_another_data_directory_is_not_touched(executor: Executor) -> N
         executor.look(Job(**{**vars(job), "pid": os.getpid(), "pid_began": began}))
 
 
-def test_a_late_keeper_is_not_waited_for_for_ever_and_never_begins(executor: Executor) -> None:
+def test_a_late_keeper_is_not_waited_for_for_ever_and_never_begins(tmp_path: Path) -> None:
+    steady = [5.0]
+    executor = Executor(tmp_path, clock=lambda: NOW, steady=lambda: steady[0])
     files = files_of(executor)
+    # By the clock it is late: that may have been set.
     late = Job(**{**vars(job_of()), "attempt_began": NOW - START_S - 1})
+    for steady[0] in (5.0, 5.0 + START_S):
+        assert executor.look(late) is None
+        assert files.read_claim() is None
+    steady[0] += 1.0
     assert executor.look(late) is None
     claim = files.read_claim()
     assert claim is not None
@@ -144,8 +185,11 @@ def test_a_late_keeper_is_not_waited_for_for_ever_and_never_begins(executor: Exe
 class Over(subprocess.Popen[bytes]):
     """A keeper that has ended at once."""
 
+    known: ClassVar[WeakSet[Over]] = WeakSet()
+
     def __init__(self, *_: object, **__: object) -> None:
         self.returncode = 0
+        self.known.add(self)
 
     def poll(self) -> int:
         return 0
@@ -166,6 +210,21 @@ def test_a_keeper_that_left_the_attempt_to_another_is_no_failure(
     event = executor.look(job_of())
     assert isinstance(event, Refused)
     assert event.message == "its keeper ended before it began"
+
+
+def test_a_keeper_whose_end_another_service_saw_is_waited_for(
+    executor: Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "Popen", Over)
+    executor.start(job_of())
+    executor.keep_only({("a", 1)})
+    assert len(Over.known) == 1
+    monkeypatch.setattr(Over, "poll", lambda keeper: None)
+    executor.keep_only(())
+    assert len(Over.known) == 1, "it is still ending"
+    monkeypatch.undo()
+    executor.keep_only(())
+    assert len(Over.known) == 0
 
 
 def test_one_that_is_stopped_before_it_began_ends_interrupted(executor: Executor) -> None:
@@ -200,7 +259,9 @@ def test_what_the_disk_refuses_is_said_even_where_nothing_can_be_written(
     assert event.reason == "not_started"
     assert event.message
     assert event.fix
-    executor.forget(job_of())
+    executor.keep_only({("a", 1)})
+    assert executor.look(job_of()) == event
+    executor.keep_only({("a", 2)})
     assert executor.look(job_of()) is None
 
 

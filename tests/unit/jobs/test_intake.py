@@ -48,7 +48,7 @@ def train(service: ServiceConfig, /, **says: Any) -> Accepted:
     return taken(service, kind="train", config=whole)
 
 
-def test_a_fine_tuning_as_the_seed_asks_for_it(config: ServiceConfig, tmp_path: Path) -> None:
+def test_a_fine_tuning_as_the_ads_service_asks_for_it(config: ServiceConfig, tmp_path: Path) -> None:
     found = finetune(config, max_length=512, settings={"epochs": 3, "learning_rate": 5e-5})
     assert found.work.model == str(tmp_path / "models" / "small") and found.work.model_name == "gpt2"
     assert found.work.settings == {"data.context": 512, "train.epochs": 3, "train.lr": 5e-5}
@@ -233,11 +233,72 @@ def test_what_is_endless_or_too_deep_is_too_large(config: ServiceConfig) -> None
             bounded(value, "settings")
 
 
+# Data sets of the package datasets
+
+
+def data_set(folder: Path, files: dict[str, str]) -> str:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return str(folder)
+
+
+def data_sets(service: ServiceConfig, folder: str) -> Accepted:
+    data = {"kind": "datasets", "path": folder}
+    model = {"kind": "huggingface", "path": "gpt2"}
+    return taken(
+        service, kind="train", config={"data": data, "model": model, "train": {"global_batch": 4, "max_steps": 2}}
+    )
+
+
+STATE = json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]})
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"README.md": "\n---\nconfigs:\n- config_name: x\n  data_files: /etc/passwd\n---\n"}, "a card"),
+        ({"README.md": " " * (1 << 17) + "\n---\nconfigs: []\n---\n"}, "a card"),
+        ({".huggingface.yaml": "configs: []"}, "a card"),
+        ({"set.py": "import os"}, "which might be run"),
+        ({"state.json": '{"_data_files": [{"filename": "../../secret/rows.arrow"}]}'}, "do not lie beside it"),
+        ({"state.json": '{"_data_files": [{"filename": "/etc/x.arrow"}]}'}, "do not lie beside it"),
+        ({"dataset_dict.json": '{"splits": [".."]}', "state.json": STATE}, "do not lie beside it"),
+        ({"dataset_dict.json": '{"splits": ["train"]}', "train/state.json": "[]"}, "not as save_to_disk"),
+        ({"dataset_dict.json": '{"splits": ["train"]}', "state.json": STATE}, "not as save_to_disk"),
+    ],
+)
+def test_a_data_set_that_would_read_elsewhere_is_refused(
+    config: ServiceConfig, tmp_path: Path, files: dict[str, str], says: str
+) -> None:
+    folder = data_set(tmp_path / "data" / "set", {"rows.jsonl": "{}", **files})
+    with pytest.raises(ConfigError, match=says):
+        data_sets(config, folder)
+    if "state.json" in str(files):  # which a fine-tuning opens in the same way
+        with pytest.raises(ConfigError, match=says):
+            finetune(config, texts=None, path="set")
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"rows.jsonl": "{}", "README.md": "# Rows\n\n--- by hand ---\n"},
+        {"state.json": STATE, "README.md": "---\nconfigs: []\n---\n"},
+        {"dataset_dict.json": '{"splits": ["train"]}', "train/state.json": STATE},
+    ],
+)
+def test_a_data_set_that_lies_in_its_folder_is_taken(
+    config: ServiceConfig, tmp_path: Path, files: dict[str, str]
+) -> None:
+    folder = data_set(tmp_path / "data" / "set", files)
+    assert data_sets(config, folder).work.settings["data"]["path"] == folder
+
+
 # Rows
 
 
 def test_rows_of_a_request_may_be_files(config: ServiceConfig, tmp_path: Path) -> None:
-    found = finetune(config, texts=None, path=["rows.jsonl"])
+    found = finetune(config, texts=None, path=["rows.jsonl", "rows.jsonl"])
     assert found.work.data == (str(tmp_path / "data" / "rows.jsonl"),) and found.rows is None
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 
 import pytest
 
 from drumline.config.service import FilesConfig, ServiceConfig
 from drumline.errors import ConfigError
+from drumline.jobs import intake_paths as module
 from drumline.jobs.intake_paths import Places
 from tests.unit.jobs.intake_service import places, service_with_roots
 
@@ -87,3 +89,53 @@ def test_names_that_no_file_system_takes_are_refused_with_words(config: ServiceC
 def test_words_name_packed_templates_and_paths_files(config: ServiceConfig) -> None:
     assert places(config).template("chatml", "data.template") == "chatml"
     assert places(config).tokenizer("byte", "data.tokenizer") == "byte"
+
+
+def many_files(folder: Path, count: int) -> None:
+    folder.mkdir()
+    for number in range(count):
+        (folder / f"{number}.jsonl").write_text("{}")
+
+
+def test_all_that_one_request_names_has_one_budget(
+    config: ServiceConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many_files(tmp_path / "data" / "deep", 20)
+    monkeypatch.setattr(module, "MOST_ENTRIES", 50)
+    asked = places(config)
+    for _ in range(5):  # the same text again is not looked at again
+        asked.data("deep", "path")
+    asked.data("deep/", "path")
+    with pytest.raises(ConfigError, match="too much to look at"):
+        asked.data("./deep", "path")
+    assert places(config).data("deep", "path"), "another request has its own"
+    for pattern in ("**/nothing*", "deep/nothing*", "deep/*.jsonl"):
+        asked = places(config)
+        with pytest.raises(ConfigError, match="too much to look at"):
+            for number in range(5):
+                with_another_text = "./" * number + pattern
+                try:
+                    asked.data(with_another_text, "path")
+                except ConfigError as error:
+                    if "there is no" not in error.problem:
+                        raise
+
+
+def test_a_request_is_not_looked_at_for_ever(config: ServiceConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_S", -1.0)
+    with pytest.raises(ConfigError, match="too much to look at"):
+        places(config).data("rows.jsonl", "path")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["*", "*.jsonl", "**", "**/*.jsonl", "a/**/*.jsonl", "*/b/*", ".*", "a/[0-1].jsonl", "?/b", "a/**/c/1.*"]
+)
+def test_a_pattern_is_what_it_is_for_the_run(config: ServiceConfig, tmp_path: Path, pattern: str) -> None:
+    data = tmp_path / "data"
+    for name in ("a/0.jsonl", "a/b/c/1.jsonl", "a/b/.hidden/2.jsonl", ".hidden.jsonl", "a/[x].jsonl"):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).write_text("{}")
+    (data / "circle").symlink_to(data / "circle")
+    (data / "a" / "linked").symlink_to(data / "a" / "b")
+    matched = {Path(name) for name in glob.glob(str(data / pattern), recursive=True)}  # noqa: PTH207
+    assert matched - {data} == set(places(config)._matches(data / pattern))

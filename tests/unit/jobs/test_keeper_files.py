@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from drumline.jobs.keeper_files import TORN_S, AttemptFiles, Claim, Command, EndRecord, error_in
+from drumline.jobs import keeper
+from drumline.jobs.finetuning_records import last_error
+from drumline.jobs.keeper_files import LOG_BYTES, TORN_S, AttemptFiles, Claim, Command, EndRecord, end_of, error_in
 
 
 @pytest.fixture
@@ -91,3 +93,23 @@ def test_a_lock_is_held_while_its_file_is_open(files: AttemptFiles) -> None:
 )
 def test_the_last_error_is_found(text: str, found: tuple[str, str] | None) -> None:
     assert error_in(text) == found
+
+
+def test_of_a_long_log_the_end_is_read(files: AttemptFiles) -> None:
+    files.log.write_text("error: early\n" + "x" * LOG_BYTES)
+    assert len(end_of(files.log)) == LOG_BYTES
+    assert last_error(files.log) is None
+    with files.log.open("a") as log:
+        log.write("\r50%\r\nerror: late\n  fix: sooner\n")
+    assert last_error(files.log) == ("late", "sooner")
+    assert end_of(files.log, files.log.stat().st_size - 6) == "ooner\n"
+    assert end_of(files.log, files.log.stat().st_size + 1) == ""
+
+
+def test_a_keeper_reads_the_end_of_its_log_and_says_no_more_than_a_page(files: AttemptFiles) -> None:
+    files.log.write_text("error: early\n" + "x\n" * LOG_BYTES)
+    assert keeper._failure(files, time.time(), 0) == ("", "", None)
+    keeper._write(files, EndRecord(1, None, "train", "m" * 10000, "f" * 10000))
+    end = files.read_end()
+    assert end is not None
+    assert (end.message, end.fix) == ("m" * keeper.MOST_CHARACTERS, "f" * keeper.MOST_CHARACTERS)

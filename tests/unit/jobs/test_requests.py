@@ -21,6 +21,7 @@ from drumline.jobs.requests import JobRequest
         {"path": "a\0b"},
         {"path": "x" * 5000},
         {"path": ["a\nb"]},
+        {"path": ["a"] * 1001},
         {"model_name": ""},
         {"max_length": 0},
         {"max_length": 2**40},
@@ -53,3 +54,11 @@ def test_what_the_ads_service_sends_and_what_people_write_is_taken() -> None:
         {"model_name": "gpt2", "texts": ["Grüße 🚀\nzwei", {"prompt": "a", "completion": "b"}], "user_id": 123}
     )
     assert found.user_id == 123 and found.kind == "finetune" and found.resources is None
+
+
+@pytest.mark.parametrize("name", ["texts", "path", "tags"])
+def test_the_first_wrong_entry_ends_the_look_at_a_list(name: str) -> None:
+    """An error has hundreds of bytes: of a body of 32 MiB there could be millions."""
+    with pytest.raises(ValidationError) as raised:
+        JobRequest.model_validate({"model_name": "gpt2", name: [1] * 5000})
+    assert raised.value.error_count() <= 3

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from drumline.config.service import SchedulingConfig
 from drumline.jobs.records import Job, Resources, Work
-from drumline.jobs.results import no_result, progress_of, result_of
+from drumline.jobs.results import DEVICE_SECONDS, no_result, progress_of, result_of
 from drumline.monitor.runs import RunFacts
 from drumline.monitor.spending import Spending, spending_file
 from drumline.rundir import RunDir, write_json
@@ -40,6 +41,7 @@ def test_a_job_that_succeeded(tmp_path: Path) -> None:
     assert result["model_path"] == str(tmp_path / "model")
     assert (result["best_loss"], result["training_time"], result["steps"]) == (2.0, 45.0, 20)
     assert result["gpu_stats"]["gpus"] == [UUID, "GPU-2"]
+    assert result["gpu_stats"]["cost"] == result["usage"]["cost"]
     assert result["usage"] == {
         "seconds": 60.0,
         "device_seconds": 120.0,
@@ -53,6 +55,22 @@ def test_a_job_that_succeeded(tmp_path: Path) -> None:
         "attempts": 2,
     }
     json.dumps(result, allow_nan=False)
+
+
+def test_without_a_price_the_cost_is_what_the_run_recorded(tmp_path: Path) -> None:
+    job = job_of(tmp_path)
+    spending = Spending(energy_j=5000.0, gpu_s=100.0, cost=7.5)
+    write_json(spending_file(RunDir(tmp_path / "run"), "here"), vars(spending))
+    for price, cost in ((0.0, 7.5), (3.0, pytest.approx(0.1))):
+        result = result_of(job, tmp_path, SchedulingConfig(cost_per_gpu_hour=price))
+        assert result["gpu_stats"]["cost"] == result["usage"]["cost"] == cost
+
+
+def test_attempts_on_other_numbers_of_devices_count_as_they_were(tmp_path: Path) -> None:
+    job = replace(job_of(tmp_path), progress={DEVICE_SECONDS: 300.0})  # 60 s, the first of them on more GPUs
+    result = result_of(job, tmp_path, SchedulingConfig(cost_per_gpu_hour=3.0))
+    assert result["usage"]["device_seconds"] == 300.0
+    assert result["gpu_stats"]["cost"] == pytest.approx(0.25)
 
 
 def test_slots_cost_nothing(tmp_path: Path) -> None:

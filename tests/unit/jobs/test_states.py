@@ -33,6 +33,7 @@ from drumline.jobs.states import (
     StartKeeper,
     TellResult,
     handle,
+    with_the_clock,
 )
 
 
@@ -131,12 +132,42 @@ def test_one_that_does_not_stop_in_time_is_killed() -> None:
 
 def test_an_interruption_from_outside_is_no_failure_but_not_for_ever() -> None:
     job = after(*RUNNING, ended(3, now=1000.0))
-    assert (job.state, job.reason, job.failures) == ("queued", "interrupted", 0)
+    assert (job.state, job.reason, job.interruptions) == ("queued", "interrupted", 0)
     for attempt in range(SHORT_TRIES):
         job = after(*RUNNING, ended(3, now=11.0), job=job)
-        assert (job.state, job.failures) == ("queued", attempt + 1)
+        assert (job.state, job.interruptions, job.failures) == ("queued", attempt + 1, 0)
+    again = after(*RUNNING, ended(3, now=1000.0), job=job)
+    assert (again.state, again.interruptions) == ("queued", 0), "those in a row count"
     job = after(*RUNNING, ended(3, now=11.0), job=job)
+    assert (job.state, job.reason, job.failures) == ("failed", "interrupted_often", 0)
+
+
+def test_interruptions_leave_the_retries_to_failures() -> None:
+    job = a_job(resources=Resources(devices=2, retries=1))
+    for _ in range(SHORT_TRIES):
+        job = after(*RUNNING, ended(3, now=11.0), job=job)
+    job = after(*RUNNING, ended(1), job=job)
+    assert (job.state, job.reason, job.failures) == ("queued", "retrying", 1)
+
+
+def test_a_job_that_takes_the_machine_down_is_not_started_for_ever() -> None:
+    job = a_job()
+    for attempt in range(SHORT_TRIES):
+        job = after(*RUNNING, Restarted(9999.0, None, 5.0), job=job)
+        assert (job.state, job.reason, job.interruptions) == ("queued", "restarted", attempt + 1)
+    assert job.used_s == 15.0
+    assert after(*RUNNING, Restarted(9999.0, None, 3600.0), job=job).interruptions == 0
+    job = after(*RUNNING, Restarted(9999.0, None, 5.0), job=job)
     assert (job.state, job.reason) == ("failed", "interrupted_often")
+
+
+def test_how_long_an_attempt_ran_is_not_told_by_a_clock_that_was_set() -> None:
+    job = after(GRANTED, STARTED)  # granted at 10 by the clock, begun 5 s after the machine's start
+    assert with_the_clock(job, 110.0, 104.0) == job
+    assert with_the_clock(job, 110.0 + 86400.0, 104.0).attempt_began == 86400.0 + 11.0
+    assert with_the_clock(job, 0.0, 104.0).attempt_began == -99.0
+    assert with_the_clock(job, 500.0, 2.0) == job, "the machine was started again: nobody knows"
+    assert with_the_clock(after(GRANTED), 1e9, 104.0) == after(GRANTED)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +269,8 @@ def test_any_sequence_of_events_keeps_the_promises(events: list[Event], retries:
         assert (TellResult() in step.do) == job.has_ended
         asked = 0 if job.attempt != before.attempt else asked + step.do.count(AskToStop())
         assert asked <= 1, "a second signal would end it without a save"
-        assert job.failures <= max(retries, SHORT_TRIES) + 1
+        assert job.failures <= retries + 1
+        assert job.interruptions <= SHORT_TRIES + 1
         assert job.reason is None or job.reason in REASONS
         assert job.state == "succeeded" or not job.has_ended or job.reason is not None
         assert (job.ended is not None) == job.has_ended

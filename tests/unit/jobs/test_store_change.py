@@ -12,7 +12,8 @@ import pytest
 
 from drumline.errors import Conflict
 from drumline.jobs.records import Job, Resources, Work
-from drumline.jobs.store import Store, UsageSum
+from drumline.jobs.store import Store, UsageSum, open_store
+from drumline.jobs.store.spent import KEPT_S, KnownUsage
 from tests.fresh_store import fresh_store
 
 DAY_S = 86_400.0
@@ -134,8 +135,8 @@ def test_readers_do_not_wait_for_a_change(store: Store) -> None:
 
 def test_a_change_within_a_change_is_our_mistake(store: Store) -> None:
     with pytest.raises(AssertionError, match="a change within a change"), store.change():
-        store.jobs.tell_progress("job-1", {})
-    assert not store.jobs.tell_progress("job-1", {})
+        store.jobs.tell_progress("job-1", 1, {})
+    assert not store.jobs.tell_progress("job-1", 1, {})
 
 
 def test_a_queue_is_read_anew_where_it_changed(store: Store) -> None:
@@ -203,6 +204,34 @@ def test_use_is_forgotten_by_halves(store: Store) -> None:
             change.spend(job, now - days * DAY_S - 100, now - days * DAY_S)
         used = change.usage("n1", now, half_life_h=24.0)
     assert used == {"ada": pytest.approx(100.0), "bob": pytest.approx(25.0)}
+
+
+def test_what_ended_long_ago_is_summed_once_a_minute(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, clock = 100 * DAY_S + 1000.0, [0.0]
+    monkeypatch.setattr(store, "_spent", KnownUsage(lambda: clock[0]))
+    other = open_store(f"sqlite:///{tmp_path}/store.sqlite3")
+    jobs = [replace(add(store, f"job-{number}"), attempt=1, devices=("g1",)) for number in range(4)]
+
+    def used() -> float:
+        with store.change() as change:
+            return change.usage("n1", now, half_life_h=24.0).get("ada", 0.0)
+
+    def spend(store: Store, job: Job, began: float, ended: float) -> None:
+        with store.change() as change:
+            change.spend(job, began, ended)
+
+    assert used() == 0.0
+    spend(other, jobs[0], now - 600, now - 500)
+    assert used() == 0.0, "the table was summed again"
+    spend(other, jobs[1], now - 20, now - 10)
+    assert used() == pytest.approx(10.0), "what ended just now counts at once"
+    clock[0] = KEPT_S
+    assert used() == pytest.approx(110.0)
+    spend(store, jobs[2], now - 2000, now)
+    assert used() == pytest.approx(2110.0, rel=0.04), "and so does what it took before midnight"
+    other.close()
 
 
 def test_what_runs_counts_up_to_now(store: Store) -> None:

@@ -121,21 +121,39 @@ def test_whose_a_job_is_never_changes(store: Store) -> None:
 
 def test_progress_is_no_change(store: Store) -> None:
     store.jobs.add(a_job("job-1", state="running"))
-    assert store.jobs.tell_progress("job-1", {"step": 5, "loss": math.nan})
+    assert store.jobs.tell_progress("job-1", 0, {"step": 5, "loss": math.nan})
     job = store.jobs.get("job-1")
     assert job is not None
     assert (job.version, job.progress["step"], math.isnan(job.progress["loss"])) == (0, 5, True)
     store.jobs.update("job-1", lambda job: replace(job, state="succeeded", progress={"step": 9}))
-    assert not store.jobs.tell_progress("job-1", {"step": 6})
+    assert not store.jobs.tell_progress("job-1", 0, {"step": 6})
     job = store.jobs.get("job-1")
     assert job is not None and job.progress == {"step": 9}
+
+
+def test_what_is_told_of_an_earlier_attempt_is_not_written_over_the_present_one(store: Store) -> None:
+    store.jobs.add(a_job("job-1", state="running", attempt=2, progress={"energy_before_j": 5.0}))
+    assert not store.jobs.tell_progress("job-1", 1, {"step": 5})
+    job = store.jobs.get("job-1")
+    assert job is not None and job.progress == {"energy_before_j": 5.0}
+    assert store.jobs.tell_progress("job-1", 2, {"step": 6})
+
+
+def test_active_jobs_are_read_while_a_change_goes_on(store: Store) -> None:
+    states: tuple[State, ...] = ("queued", "starting", "running", "stopping", "failed")
+    for number, state in enumerate(states):
+        store.jobs.add(a_job(f"job-{number}", state=state, interruptions=number))
+    store.jobs.add(a_job("job-8", state="running", node="n2"))
+    with store.change(), ThreadPoolExecutor(1) as pool:
+        found = pool.submit(store.jobs.active, "n1").result(5)
+    assert found == tuple(a_job(f"job-{number}", state=states[number], interruptions=number) for number in (1, 2, 3))
 
 
 def test_an_update_of_something_else_keeps_newer_progress(store: Store) -> None:
     store.jobs.add(a_job("job-1", state="running"))
     with store.change() as change:
         (read,) = change.jobs({"running"})
-    store.jobs.tell_progress("job-1", {"step": 7})
+    store.jobs.tell_progress("job-1", 0, {"step": 7})
     store.jobs.update("job-1", lambda job: replace(job, stop="cancel"))
     job = store.jobs.get("job-1")
     assert read.progress == {}

@@ -2,112 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from drumline.config.service import SchedulingConfig, ServiceConfig
 from drumline.errors import StoreError
 from drumline.jobs import supervisor as module
-from drumline.jobs.devices import slots
-from drumline.jobs.events import Asked, Began, End, Ended, Event, Started
-from drumline.jobs.executor import Executor
-from drumline.jobs.records import Inventory, Job, Resources, Work
+from drumline.jobs.events import Asked, End, Ended, Event
+from drumline.jobs.records import Job
 from drumline.jobs.states import handle
-from drumline.jobs.store import Store, open_store, store_url
-from drumline.jobs.supervisor import Supervisor
-
-NODE = "here"
-
-
-class Told(Executor):
-    """An executor that starts nothing, and tells what it is told to tell."""
-
-    def __init__(self, data_dir: Path) -> None:
-        super().__init__(data_dir)
-        self.started: list[tuple[str, int]] = []
-        self.asked: list[str] = []
-        self.killed: list[str] = []
-        self.events: dict[str, Callable[[Job], Event | None]] = {}
-        self.trouble: str | None = None
-
-    def start(self, job: Job) -> None:
-        self.started.append((job.id, job.attempt))
-
-    def ask_to_stop(self, job: Job) -> None:
-        self.asked.append(job.id)
-
-    def kill(self, job: Job) -> None:
-        self.killed.append(job.id)
-
-    def look(self, job: Job) -> Event | None:
-        return self.events[job.id](job) if job.id in self.events else None
-
-    def problem(self) -> str | None:
-        return self.trouble
-
-
-class Service:
-    """A supervisor with its clock in hand."""
-
-    def __init__(self, folder: Path) -> None:
-        scheduling = SchedulingConfig(least_run_s=0.0, stop_grace_s=10.0, lease_s=30.0)
-        config = ServiceConfig(data_dir=folder, node=NODE, scheduling=scheduling)
-        self.store: Store = open_store(store_url(config))
-        self.executor = Told(folder)
-        self.now = 1000.0
-        self.num_slots = 4
-        self.seen = True
-        self.taken: dict[int, str] = {}
-        """Slots that look like somebody else's, with the reason."""
-        self.supervisor = Supervisor(self.store, self.executor, self._inventory, config, lambda: self.now)
-
-    def _inventory(self) -> Inventory:
-        found = slots(self.num_slots)
-        devices = (replace(each, unusable=self.taken.get(number)) for number, each in enumerate(found))
-        return Inventory(NODE, self.now if self.seen else 0.0, tuple(devices))
-
-    def add(self, name: str, **resources: Any) -> None:
-        work = Work("train", {})
-        job = Job(name, "ann", work, Resources(**{"devices": 1, **resources}), self.now, node=NODE)
-        self.store.jobs.add(replace(job, queued_since=self.now))
-
-    def get(self, name: str) -> Job:
-        job = self.store.jobs.get(name)
-        assert job is not None
-        return job
-
-    def tick(self, seconds: float = 1.0) -> None:
-        self.now += seconds
-        self.supervisor.tick()
-
-    def running(self, *names: str) -> None:
-        """Bring these jobs to where they run."""
-        for name in names:
-            self.executor.events[name] = lambda job: (
-                Started(7, 1.0, self.now) if job.pid is None else Began(self.now) if job.state == "starting" else None
-            )
-        for _ in range(3):
-            self.tick()
-        assert [self.get(name).state for name in names] == ["running"] * len(names)
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty store: making one takes longer than any of these tests."""
-    path = tmp_path_factory.mktemp("store") / "store.sqlite3"
-    open_store(f"sqlite:///{path}").close()
-    return path
+from tests.unit.jobs.supervisor_in_hand import NODE, Service, unreadable
 
 
 @pytest.fixture
-def service(tmp_path: Path, template: Path) -> Iterator[Service]:
-    shutil.copy(template, tmp_path)
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
+    monkeypatch.setattr(module, "SCHEDULE_SHARE", 0.0)  # however slow the machine is that tests
     service = Service(tmp_path)
     yield service
     service.supervisor.close()
@@ -133,9 +45,6 @@ def test_a_job_that_makes_trouble_stops_no_other_and_says_so(service: Service) -
 
 
 def test_an_unreadable_folder_is_said_and_the_job_goes_on(service: Service) -> None:
-    def unreadable(job: Job) -> Event:
-        raise PermissionError(13, "Permission denied", "/data/jobs/a")
-
     service.add("a")
     service.running("a")
     service.executor.events["a"] = unreadable
@@ -250,43 +159,6 @@ def test_a_scheduler_that_fails_keeps_nobody_from_being_looked_after(
     assert service.get("a").state == "succeeded"
 
 
-def test_a_keeper_that_nobody_started_is_started_by_whoever_comes_next(service: Service) -> None:
-    service.add("a")
-    service.tick()
-    assert service.executor.started == [("a", 1)]
-    service.tick(1.0)
-    assert service.executor.started == [("a", 1)]
-    service.tick(module.START_AGAIN_S)
-    assert service.executor.started == [("a", 1), ("a", 1)]
-    config = ServiceConfig(data_dir=service.executor.jobs_dir.parent, node=NODE)
-    other = Supervisor(service.store, service.executor, lambda: Inventory(NODE, 0.0), config, lambda: service.now)
-    other.tick()
-    assert len(service.executor.started) == 3
-    other.close()
-
-
-def test_a_stop_is_asked_for_until_it_is_over_and_then_enforced(service: Service) -> None:
-    service.add("a", time_limit_s=100)
-    service.running("a")
-    service.tick(100.0)
-    assert (service.get("a").state, service.get("a").stop) == ("stopping", "time_limit")
-    assert service.executor.asked == ["a"]
-    service.tick(2.0)
-    assert service.executor.asked == ["a", "a"]
-    assert service.executor.killed == []
-    service.tick(10.0)
-    assert service.executor.killed == ["a"]
-
-
-def test_a_clock_that_is_set_back_stops_nothing(service: Service) -> None:
-    service.add("a")
-    service.running("a")
-    service.now -= 3600.0
-    service.add("b")
-    service.tick()
-    assert service.get("b").state == "starting"
-
-
 def test_a_store_that_is_away_is_asked_again(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     fails = [3]
     change = service.store.change
@@ -304,7 +176,7 @@ def test_a_store_that_is_away_is_asked_again(service: Service, monkeypatch: pyte
     service.supervisor.start()
     limit = time.monotonic() + 10
     while service.get("a").state != "starting" and time.monotonic() < limit:
-        service.now += 1.0
+        service.uptime += 1.0
         time.sleep(0.01)
     service.supervisor.close()
     assert (fails, service.get("a").state) == ([0], "starting")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -24,6 +25,9 @@ class Keys:
 
     def find_by_hash(self, hashed: str) -> Key | None:
         return self.by_hash.get(hashed)
+
+    def get(self, key_id: str) -> Key | None:
+        return next((key for key in self.by_hash.values() if key.id == key_id), None)
 
     def touch(self, key: Key, at: float) -> None:
         self.touched.append(key.id)
@@ -122,6 +126,9 @@ def test_without_a_key_a_foreign_name_is_refused() -> None:
         ({"origin": "http://localhost:9999"}, True),
         ({"origin": "https://evil.example"}, True),
         ({"origin": "null"}, True),
+        ({"origin": "http://["}, True),
+        ({"origin": ""}, True),
+        ({"origin": "http://"}, True),
         ({"sec_fetch_site": "cross-site"}, True),
         ({"sec_fetch_site": "same-origin"}, False),
         ({"origin": "https://ours.example"}, False),
@@ -176,3 +183,33 @@ def test_keys_cannot_be_off_where_others_reach_it() -> None:
 def test_loopback_is_what_only_this_machine_reaches() -> None:
     found = {host: is_loopback(host) for host in ("127.0.0.1", "::1", "[::1]", "localhost", "0.0.0.0", "::", "gpu")}
     assert [host for host, is_it in found.items() if is_it] == ["127.0.0.1", "::1", "[::1]", "localhost"]
+
+
+def test_a_place_that_is_empty_is_nobodys_own() -> None:
+    door = access(access={"allowed_hosts": ["*"]})
+    with pytest.raises(Forbidden, match="another site"):
+        door.caller(asking("POST", host="", origin="http://"))
+
+
+def test_where_nobody_needs_a_login_an_ended_one_is_none() -> None:
+    ended = key("a-random-cookie", id="session-1", kind="session", expires=NOW)
+    caller = access(ended).caller(asking(cookie="a-random-cookie"))
+    assert (caller.by, caller.who.owner) == ("loopback", "local")
+    with pytest.raises(Forbidden, match="evil"):
+        access(ended).caller(asking(cookie="a-random-cookie", host="evil.example"))
+    for settings, client in (({"host": "0.0.0.0"}, "127.0.0.1"), ({}, "10.0.0.9")):
+        with pytest.raises(Unauthorized, match="login has ended"):
+            access(ended, **settings).caller(asking(cookie="a-random-cookie", client=client))
+    assert access(key("a-random-cookie", kind="session")).caller(asking(cookie="a-random-cookie")).who.owner == "ann"
+
+
+@pytest.mark.parametrize("by", ["key", "cookie"])
+def test_what_was_valid_is_looked_at_again(by: str) -> None:
+    kept = key("a-random-secret", id="own", kind="session" if by == "cookie" else "key", expires=NOW + 5)
+    door = access(kept)
+    caller = door.caller(asking(cookie="a-random-secret") if by == "cookie" else asking(x_api_key="a-random-secret"))
+    assert door.is_valid(caller)
+    for other in (replace(kept, expires=NOW), replace(kept, revoked=NOW - 1)):
+        assert not access(other).is_valid(caller)
+    assert not access().is_valid(caller)
+    assert access().is_valid(access().caller(asking()))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
+from typing import Any
 
 import pytest
 
-from drumline.service.guarded import parse_strictly
+from drumline.service import guarded
+from drumline.service.guarded import MOST_NAMES, SMALL_BYTES, StrictRequest, parse_strictly
 
 
 @pytest.mark.parametrize(
@@ -36,3 +40,35 @@ def test_what_is_json_is_taken() -> None:
     assert parse_strictly('{"a": [1, 2.5e10, "\\ud83d\\ude00é", null, true]}'.encode()) == {
         "a": [1, 2.5e10, "\U0001f600é", None, True]
     }
+
+
+NAMES = json.dumps({f"name {number}": 1 for number in range(MOST_NAMES + 1)})
+
+
+@pytest.mark.parametrize("body", [NAMES, f'{{"config": [{NAMES}]}}', f'{{"texts": {NAMES}}}', '{"path": [1, 2, 3, 4]}'])
+def test_what_is_so_large_that_nobody_means_it_is_refused(body: str) -> None:
+    with pytest.raises(json.JSONDecodeError, match="and may have"):
+        parse_strictly(body.encode(), most_entries=3)
+
+
+def test_rows_may_have_many_names() -> None:
+    assert len(parse_strictly(f'{{"dataset_config": {{"texts": [{NAMES}]}}}}'.encode())) == 1
+
+
+@pytest.mark.parametrize(("size", "is_aside"), [(10, False), (SMALL_BYTES + 1, True)])
+def test_a_large_body_is_parsed_beside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch, size: int, is_aside: bool
+) -> None:
+    threads = []
+
+    def parsed(*given: Any) -> Any:
+        threads.append(threading.get_ident())
+        return parse_strictly(*given)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps("x" * (size - 2)).encode()}
+
+    monkeypatch.setattr(guarded, "parse_strictly", parsed)
+    request = StrictRequest({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
+    assert len(asyncio.run(request.json())) == size - 2
+    assert (threads[0] != threading.get_ident()) == is_aside

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
 
 import pytest
 from fastapi import Request
-from pydantic import BaseModel
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from drumline.config.service import AccessConfig
 from drumline.errors import ConfigError, NotFound, RateLimited
@@ -16,7 +18,7 @@ from drumline.jobs.requests import Who
 from drumline.service.etags import PreconditionFailed, etag_of, matches, require_match
 from drumline.service.history import spread, training_history
 from drumline.service.idempotency import idempotency_of
-from drumline.service.problems import STATUS_OF, answer_to, responses
+from drumline.service.problems import MOST_FIELDS, STATUS_OF, answer_to, responses
 from drumline.service.rates import Rates
 from drumline.service.times import parse_time
 
@@ -114,6 +116,28 @@ def test_an_unforeseen_error_tells_nothing_of_itself(caplog: pytest.LogCaptureFi
     answer = answer_to(RuntimeError("a path, a secret"), request())
     assert answer.status_code == 500 and b"secret" not in bytes(answer.body)
     assert "RuntimeError" in caplog.text
+
+
+def test_a_path_stands_on_one_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    asked = request()
+    asked.scope["path"] = "/jobs/a\r\nPOST /keys by root\x1b[2J\udc80" + "x" * 5000
+    answer_to(RuntimeError("no"), asked)
+    answer_to(KeyError("no"), asked)
+    for record in caplog.records:
+        told = record.getMessage()
+        assert told.startswith("GET /jobs/a%0D%0APOST%20/keys%20by%20root%1B%5B2J") and len(told) < 400
+        assert told.isprintable()
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize("is_frameworks", [True, False])
+def test_of_many_wrong_values_some_are_told(is_frameworks: bool) -> None:
+    with pytest.raises(ValidationError) as raised:
+        TypeAdapter(list[int]).validate_python(["a secret"] * 1000)
+    error = RequestValidationError(raised.value.errors()) if is_frameworks else raised.value
+    answer = answer_to(error, request())
+    assert answer.status_code == 422 and len(json.loads(bytes(answer.body))["errors"]) == MOST_FIELDS
+    assert b"secret" not in bytes(answer.body)
 
 
 def test_every_status_of_an_error_can_be_declared() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -98,3 +99,31 @@ def test_there_is_room_for_so_many(tmp_path: Path) -> None:
     streams.num_open = 1
     with pytest.raises(Busy, match="1 streams"):
         streams.check_room()
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_who_may_no_longer_listen_hears_nothing_more_and_no_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grows: bool
+) -> None:
+    monkeypatch.setattr(streams_module, "VALID_S", 0.02)
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n')
+    asked: list[int] = []
+
+    def is_valid() -> bool:
+        asked.append(threading.get_ident())
+        if len(asked) == 1:
+            raise StoreError("the store is away", "wait")
+        if grows:
+            path.write_text('{"step": 1}\n{"step": 2}\n' + '{"step": 3}\n' * len(asked))
+        return len(asked) < 4
+
+    async def listen() -> tuple[list[Event], int]:
+        streams, reader, events = Streams(5), EventReader(), []
+        async for chunk in streams.follow(_source(path), Place(), has_ended=False, is_valid=is_valid):
+            events += list(reader.feed(chunk))
+        return events, streams.num_open
+
+    events, num_open = asyncio.run(asyncio.wait_for(listen(), 10))
+    assert {event.name for event in events} == {"record"} and num_open == 0
+    assert len(asked) == 4 and threading.get_ident() not in asked

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from drumline.service.tails import READ_BYTES, Place, as_record, as_text, read_piece
+from drumline.service.tails import READ_BYTES, RECORD_BYTES, Place, as_record, as_text, read_piece, whole_characters
 
 BEGINNING = Place()
 
@@ -80,6 +81,60 @@ def test_a_line_without_end_comes_in_pieces(tmp_path: Path) -> None:
     lines, place = lines_of(path)
     assert [len(line) for line in lines] == [READ_BYTES]
     assert lines_of(path, place)[0] == []
+
+
+@pytest.mark.parametrize("letter", ["é", "水", "🚀"])
+@pytest.mark.parametrize("shift", [0, 1, 2, 3])
+def test_no_piece_begins_or_ends_within_a_character(tmp_path: Path, letter: str, shift: int) -> None:
+    path = tmp_path / "log"
+    text = "x" * shift + letter * (READ_BYTES // 2)
+    path.write_text(text, encoding="utf-8")
+    told, place = "", Place()
+    while True:
+        piece = read_piece(path, place, most=10, is_final=True)
+        told, place = told + "".join(as_text(line) for line, _ in piece.lines), piece.place
+        if piece.at_end:
+            break
+    assert told == text
+
+
+@pytest.mark.parametrize(
+    ("data", "whole"),
+    [(b"", 0), (b"ab", 2), (b"a\xc3", 1), (b"\xe6\xb0", 0), (b"a\xf0\x9f\x9a", 1), (b"\x80" * 9, 9), (b"\xc3", 0)],
+)
+def test_bytes_are_whole_characters_but_for_their_end(data: bytes, whole: int) -> None:
+    assert whole_characters(data) == whole
+
+
+@pytest.mark.parametrize("is_final", [True, False])
+def test_a_long_record_is_told_whole(tmp_path: Path, is_final: bool) -> None:
+    path = tmp_path / "metrics.jsonl"
+    long = {"text": "x" * 2 * READ_BYTES}
+    path.write_text(f'{{"step": 1}}\n{json.dumps(long)}\n{{"step": 3}}\n')
+    records, place = [], Place()
+    while True:
+        piece = read_piece(path, place, most=10, is_final=is_final, longest=RECORD_BYTES)
+        records += [as_record(line) for line, _ in piece.lines]
+        place = piece.place
+        if piece.at_end:
+            break
+    assert records == [{"step": 1}, long, {"step": 3}]
+
+
+def test_half_a_long_record_waits_and_one_beyond_the_limit_does_not_stop_those_after_it(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("x" * (READ_BYTES + 9))
+    piece = read_piece(path, Place(), most=10, is_final=False, longest=RECORD_BYTES)
+    assert piece.lines == () and piece.at_end
+    path.write_text("x" * (READ_BYTES + 9) + '\n{"step": 2}\n')
+    records, place = [], Place()
+    while True:
+        piece = read_piece(path, place, most=10, is_final=False, longest=READ_BYTES + 5)
+        records += [as_record(line) for line, _ in piece.lines]
+        place = piece.place
+        if piece.at_end:
+            break
+    assert records == [None, None, {"step": 2}]
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:

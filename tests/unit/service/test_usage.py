@@ -60,6 +60,16 @@ def test_a_running_job_counts_up_to_now() -> None:
     assert used.energy_j is None
 
 
+def test_a_job_that_was_resized_has_taken_what_each_attempt_had() -> None:
+    told = {"device_seconds": 320.0}  # 100 s: 60 on four, and 40 on its last two
+    used = usage_of(job(progress=told, result={}), 5000.0, price_per_gpu_hour=3.6)
+    assert (used.device_s, used.gpu_s, used.cost) == pytest.approx((320, 320, 0.32))
+    running = job(state="running", ended=None, used_s=60.0, attempt_began=2000.0, result={}, progress=told)
+    assert usage_of(running, now=2010.0).device_s == 340
+    waiting = job(state="queued", ended=None, used_s=60.0, result={}, progress=told)
+    assert usage_of(waiting, now=2010.0).device_s == 320
+
+
 def test_a_queued_job_waits_up_to_now_and_has_taken_nothing() -> None:
     queued = job(state="queued", started=None, ended=None, used_s=0.0, devices=(), result={}, progress={})
     used = usage_of(queued, now=1000.0 + DAY)

@@ -74,3 +74,16 @@ def test_values_without_nan() -> None:
 
 def test_a_moment() -> None:
     assert timestamp(None) is None and timestamp(1767323045.678) == "2026-01-02T03:04:05.678Z"
+
+
+@pytest.mark.parametrize(
+    ("moment", "told"),
+    [
+        (1e12, "9999-12-31T23:59:59.000Z"),
+        (float("inf"), "9999-12-31T23:59:59.000Z"),
+        (-1e300, "0001-01-01T00:00:00.000Z"),
+        (float("nan"), None),
+    ],
+)
+def test_a_moment_that_no_calendar_has_is_told_all_the_same(moment: float, told: str | None) -> None:
+    assert timestamp(moment) == told

@@ -10,16 +10,17 @@ from drumline.errors import Conflict
 from drumline.jobs.records import Job, Lease, State
 from drumline.jobs.store.jobs import changed_meanwhile
 from drumline.jobs.store.rows import KnownJobs, lease_from_row, read_jobs, write_job
-from drumline.jobs.store.spent import decayed_usage, write_usage
+from drumline.jobs.store.spent import KnownUsage, write_usage
 from drumline.jobs.store.tables import jobs, leases
 
 
 class Change:
     """What Store.change() gives: the jobs and leases as no other process sees or changes them meanwhile."""
 
-    def __init__(self, connection: Connection, known: KnownJobs) -> None:
+    def __init__(self, connection: Connection, known: KnownJobs, spent: KnownUsage) -> None:
         self._connection = connection
         self._known = known
+        self._spent = spent
         self._read: dict[str, Job] = {}
         self._queue: dict[str, Job] | None = None
 
@@ -55,9 +56,10 @@ class Change:
     def usage(self, node: str, now: float, half_life_h: float) -> dict[str, float]:
         """Owner -> seconds times devices that its jobs have used on a node, what is long ago counting less.
 
-        Attempts that go on count up to now.
+        Attempts that go on count up to now. One that another process saw end counts for what it took before midnight
+        only within a minute.
         """
-        return decayed_usage(self._connection, node, now, half_life_h)
+        return self._spent.find(self._connection, node, now, half_life_h)
 
     def save(self, job: Job) -> Job:
         """Write a job over the version that it was made of; returns it with its new one.
@@ -110,4 +112,5 @@ class Change:
 
         Noting it again for the same attempt replaces it.
         """
-        write_usage(self._connection, job, (began, ended), energy_j)
+        if write_usage(self._connection, job, (began, ended), energy_j) > 1:
+            self._spent.forget(job.node)  # some of it is as of long ago

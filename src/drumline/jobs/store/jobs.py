@@ -12,7 +12,7 @@ from drumline.jobs.records import Job, State
 from drumline.jobs.store.connection import Database
 from drumline.jobs.store.counting import read_counts
 from drumline.jobs.store.listing import find_page
-from drumline.jobs.store.rows import KnownJobs, insert_job, read_job, write_job, write_progress
+from drumline.jobs.store.rows import KnownJobs, insert_job, read_active, read_job, write_job, write_progress
 from drumline.jobs.store.spent import sum_usage
 from drumline.jobs.store.tables import idempotency as idempotency_keys
 from drumline.jobs.store.values import Idempotency, JobFilter, Page, UsageSum
@@ -88,10 +88,15 @@ class Jobs:
             raise changed_meanwhile(job_id)
         return written
 
-    def tell_progress(self, job_id: str, progress: Mapping[str, Any]) -> bool:
-        """Keep how far a job is; False: it waits or has ended. That is no change of a job: its version stays."""
+    def active(self, node: str) -> tuple[Job, ...]:
+        """The jobs of a machine that are starting, running or stopping, in the order of their ids; nobody waits."""
+        with self._database.read() as connection:
+            return read_active(connection, node)
+
+    def tell_progress(self, job_id: str, attempt: int, progress: Mapping[str, Any]) -> bool:
+        """Keep how far an attempt of a job is; False: that is over. It is no change of a job: its version stays."""
         with self._database.write() as connection:
-            return write_progress(connection, job_id, progress)
+            return write_progress(connection, job_id, attempt, progress)
 
     def counts(self, owner: str | None = None) -> dict[State, int]:
         """How many jobs are in each state that any is in."""

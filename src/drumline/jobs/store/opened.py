@@ -14,6 +14,7 @@ from drumline.jobs.store.log import Log
 from drumline.jobs.store.migration import bring_up_to_date
 from drumline.jobs.store.rows import KnownJobs
 from drumline.jobs.store.settings import Settings
+from drumline.jobs.store.spent import KnownUsage
 
 
 class Store:
@@ -32,6 +33,7 @@ class Store:
             self._database.close()
             raise
         self._known = KnownJobs()
+        self._spent = KnownUsage()
         self.jobs = Jobs(self._database, self._known)
         self.leases = Leases(self._database)
         self.keys = Keys(self._database)
@@ -46,7 +48,7 @@ class Store:
         All of it is kept at the end of the block, or nothing where it raises. Use no other part of the store in it.
         """
         with self._database.write(lock=True) as connection:
-            change = Change(connection, self._known)
+            change = Change(connection, self._known, self._spent)
             yield change
         change.committed()
 

@@ -86,6 +86,12 @@ def read_jobs(connection: Connection, job_ids: list[str]) -> dict[str, Job]:
     return found
 
 
+def read_active(connection: Connection, node: str) -> tuple[Job, ...]:
+    """The jobs of a machine that are starting, running or stopping, in the order of their ids."""
+    goes_on = (jobs.c.node == node) & jobs.c.state.in_(sorted(ACTIVE_STATES))
+    return tuple(job_from_row(row) for row in connection.execute(WHOLE.where(goes_on).order_by(jobs.c.id)))
+
+
 def write_job(connection: Connection, job: Job, before: Job | None) -> Job | None:
     """Write a job over the version that it was made of; None where that is not there any more, or has ended otherwise.
 
@@ -109,11 +115,14 @@ def write_job(connection: Connection, job: Job, before: Job | None) -> Job | Non
     return replace(job, version=job.version + 1)
 
 
-def write_progress(connection: Connection, job_id: str, progress: Mapping[str, Any]) -> bool:
-    """Write how far a job is, if it is starting, running or stopping; whether it is."""
-    goes_on = select(jobs.c.id).where(jobs.c.id == job_id, jobs.c.state.in_(sorted(ACTIVE_STATES)))
-    query = update(job_documents).where(job_documents.c.job_id.in_(goes_on))
-    return connection.execute(query.values(progress=progress)).rowcount == 1
+def write_progress(connection: Connection, job_id: str, attempt: int, progress: Mapping[str, Any]) -> bool:
+    """Write how far an attempt is, if it is the present one and goes on; whether it is so."""
+    goes_on = (jobs.c.id == job_id) & (jobs.c.attempt == attempt) & jobs.c.state.in_(sorted(ACTIVE_STATES))
+    # The row stays so until this is kept: its end, with the sums over all attempts, comes before or after.
+    if connection.scalar(select(jobs.c.id).where(goes_on).with_for_update()) is None:
+        return False
+    connection.execute(update(job_documents).where(job_documents.c.job_id == job_id).values(progress=progress))
+    return True
 
 
 def job_from_row(row: Row[Any]) -> Job:

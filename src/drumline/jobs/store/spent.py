@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import Connection, Integer, cast, delete, distinct, func, insert, select
@@ -10,14 +13,17 @@ from drumline.jobs.records import ACTIVE_STATES, Job
 from drumline.jobs.store.tables import jobs, usage
 from drumline.jobs.store.values import UsageSum
 
+KEPT_S = 60.0
+"""How long a sum is used: on the scale of a half-life nothing."""
+
 HALF_LIVES = 7
 """Beyond which use is as good as forgotten: less than a hundredth of it would count."""
 
 GROUPS = {"owner": usage.c.owner, "day": usage.c.day, "job": usage.c.job_id}
 
 
-def write_usage(connection: Connection, job: Job, span: tuple[float, float], energy_j: float | None) -> None:
-    """Note what one attempt took, in place of what was noted of it before."""
+def write_usage(connection: Connection, job: Job, span: tuple[float, float], energy_j: float | None) -> int:
+    """Note what one attempt took, in place of what was noted of it before; returns over how many days it went."""
     began, ended = span[0], max(span)
     connection.execute(delete(usage).where(usage.c.job_id == job.id, usage.c.attempt == job.attempt))
     rows = []
@@ -37,6 +43,7 @@ def write_usage(connection: Connection, job: Job, span: tuple[float, float], ene
             }
         )
     connection.execute(insert(usage), rows)
+    return len(rows)
 
 
 def days_between(began: float, ended: float) -> list[tuple[str, float, float]]:
@@ -57,19 +64,59 @@ def day_of(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).date().isoformat()
 
 
-def decayed_usage(connection: Connection, node: str, now: float, half_life_h: float) -> dict[str, float]:
-    """Owner -> seconds times devices, each halved for every half_life_h hours that it is ago."""
+class KnownUsage:
+    """What owners have used as it was summed last, so that a decision does not sum the whole table again."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._sums: dict[str, tuple[float, float, float, dict[str, float]]] = {}
+        """By node: when it was summed, with which half-life, up to which moment, and by owner."""
+
+    def forget(self, node: str) -> None:
+        """Sum anew next time."""
+        self._sums.pop(node, None)
+
+    def find(self, connection: Connection, node: str, now: float, half_life_h: float) -> dict[str, float]:
+        """Owner -> seconds times devices, each halved for every half_life_h hours that it is ago."""
+        at, known_h, end, used = self._sums.get(node, (-math.inf, half_life_h, now, {}))
+        if self._clock() - at >= KEPT_S or known_h != half_life_h or end > now:
+            # Another service notes what ended some moments ago: of that nothing is kept.
+            end = now - KEPT_S
+            used = _ended_usage(connection, node, (-math.inf, end), now, half_life_h)
+            self._sums[node] = self._clock(), half_life_h, end, used
+        used = dict(used)
+        for found in (
+            _ended_usage(connection, node, (end, math.inf), now, half_life_h),
+            _running_usage(connection, node, now),
+        ):
+            for owner, device_s in found.items():
+                used[owner] = used.get(owner, 0.0) + device_s
+        return used
+
+
+def _ended_usage(
+    connection: Connection, node: str, span: tuple[float, float], now: float, half_life_h: float
+) -> dict[str, float]:
+    """What attempts took that ended after span[0] and up to span[1]."""
     half_life_s = half_life_h * 3600
     # Summed in steps of a twentieth of the half-life, by the database: a step more or less is 3.5%.
     ago = cast((now - usage.c.until) / (half_life_s / 20), Integer)
     query = (
         select(usage.c.owner, ago, func.sum(usage.c.device_s))
-        .where(usage.c.node == node, usage.c.until > now - HALF_LIVES * half_life_s)
+        .where(usage.c.node == node, usage.c.until > max(span[0], now - HALF_LIVES * half_life_s))
         .group_by(usage.c.owner, ago)
     )
+    if span[1] < math.inf:
+        query = query.where(usage.c.until <= span[1])
     used: dict[str, float] = {}
     for owner, steps, device_s in connection.execute(query):
         used[owner] = used.get(owner, 0.0) + device_s * 0.5 ** (max(steps, 0) / 20)
+    return used
+
+
+def _running_usage(connection: Connection, node: str, now: float) -> dict[str, float]:
+    """What attempts that go on have taken up to now."""
+    used: dict[str, float] = {}
     running = select(jobs.c.owner, jobs.c.attempt_began, jobs.c.devices).where(
         jobs.c.node == node, jobs.c.state.in_(sorted(ACTIVE_STATES)), jobs.c.attempt_began.is_not(None)
     )

@@ -89,6 +89,7 @@ jobs = Table(
     Column("ended", Double),
     Column("attempt", Integer, nullable=False),
     Column("failures", Integer, nullable=False),
+    Column("interruptions", Integer, nullable=False),
     Column("attempt_began", Double),
     Column("used_s", Double, nullable=False),
     Column("pid", Integer),

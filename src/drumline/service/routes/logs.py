@@ -20,7 +20,7 @@ from drumline.service.etags import NOT_CHANGED, tagged
 from drumline.service.guarded import guarded_router
 from drumline.service.paths import JobId
 from drumline.service.problems import Answers
-from drumline.service.state import Service, TheService, TheWho
+from drumline.service.state import Service, TheService, TheWho, caller_of
 from drumline.service.streams import Source
 from drumline.service.tails import Place, as_record, as_text, read_piece
 from drumline.service.views import (
@@ -161,11 +161,16 @@ async def _answer(
     if EVENT_STREAM in request.headers.get("accept", ""):
         service.streams.check_room()
         place = Place.parse(last) if last is not None else Place(query.after)
-        events = service.streams.follow(source, place, has_ended=job.has_ended)
+        caller = caller_of(request)
+        events = service.streams.follow(
+            source, place, has_ended=job.has_ended, is_valid=lambda: service.access.is_valid(caller)
+        )
         return StreamingResponse(events, headers=STREAM_HEADERS, media_type=EVENT_STREAM)
     has_ended = job.has_ended
     place = Place(query.after)
-    piece = await run_in_threadpool(read_piece, source.path, place, most=query.limit, is_final=has_ended)
+    piece = await run_in_threadpool(
+        read_piece, source.path, place, most=query.limit, is_final=has_ended, longest=source.longest
+    )
     view: View
     told = {"next": piece.place.offset, "done": has_ended and piece.at_end, "rewritten": piece.is_rewritten}
     if source.is_records:

@@ -11,6 +11,7 @@ from drumline.service.routes.multigpu import (
     looks,
     performance,
     planning,
+    plans,
     resources,
     settings,
     training,
@@ -20,6 +21,6 @@ from drumline.service.routes.multigpu import (
 def router() -> APIRouter:
     """All of them."""
     routes = guarded_router("multigpu", "/multigpu")
-    for part in (looks, settings, training, planning, history, resources, performance, gpu_work):
+    for part in (looks, settings, training, planning, plans, history, resources, performance, gpu_work):
         part.add(routes)
     return routes

@@ -54,7 +54,7 @@ class Holder(View):
     job_id: str | None = Field(None, description="Of a job that you may see.")
     owner: str | None = None
     since: str | None = None
-    message: str = Field(examples=["held by job-20260102-030405-0a1b2c"])
+    message: str = Field(examples=["held by job-20260102-030405-0a1b2c3d4e"])
 
 
 class GpuProcessView(View):

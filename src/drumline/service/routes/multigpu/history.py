@@ -38,7 +38,7 @@ class HistoryQuery(JobQuery):
 class ComparedView(View):
     """One of several trainings that are put beside each other; null where nothing is known."""
 
-    id: str = Field(examples=["job-20260102-030405-0a1b2c"])
+    id: str = Field(examples=["job-20260102-030405-0a1b2c3d4e"])
     name: str = ""
     status: str = Field(examples=["succeeded"])
     best_loss: float | None = None

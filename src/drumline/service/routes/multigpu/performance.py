@@ -50,7 +50,7 @@ class SumsView(View):
 class JobUsageView(View):
     """One job; null where nobody has measured it."""
 
-    job_id: str = Field(examples=["job-20260102-030405-0a1b2c"])
+    job_id: str = Field(examples=["job-20260102-030405-0a1b2c3d4e"])
     owner: str
     name: str = ""
     state: str

@@ -13,6 +13,7 @@ from drumline.config.load import config_from_mapping
 from drumline.errors import Busy, DrumlineError
 from drumline.hardware.host import read_host
 from drumline.hardware.records import Hardware
+from drumline.jobs.commands import parallel_settings
 from drumline.jobs.finetuning_commands import dry_run, finetune_command
 from drumline.jobs.finetuning_settings import as_overrides
 from drumline.jobs.intake_paths import Places
@@ -48,7 +49,10 @@ class PlannedLinks(View):
 class PlannedView(View):
     """A training that is right as it was asked for; it is started by its id."""
 
-    config_id: str = Field(description="For config_id of the path that starts it.", examples=["plan-1f0e2d3c4b5a6978"])
+    config_id: str = Field(
+        description="For config_id of the path that starts it: within seven days, and once, where it has texts.",
+        examples=["plan-1f0e2d3c4b5a6978"],
+    )
     method: Method
     settings: dict[str, Any] = Field(description="By dotted names: what was said, and what the defaults add.")
     config: dict[str, Any] | None = Field(None, description="All settings, once model and data were looked at.")
@@ -99,7 +103,7 @@ def add(routes: APIRouter) -> None:
 def _keep(service: Service, who: Who, body: ConfigRequest, method: Method) -> tuple[JobRequest, PlanView]:
     defaults = current(service).config
     request = job_request(body, method, defaults, has_gpus=has_gpus(service), complete=False)
-    return request, service.board.plan(request, who)
+    return request, service.board.plan(request, who, has_defaults=True)
 
 
 async def look_closer(
@@ -131,12 +135,13 @@ def _command(service: Service, who: Who, request: JobRequest, kept: PlanView) ->
     if request.texts is not None:
         data = [str(service.config.data_dir.expanduser().absolute() / "plans" / kept.id / ROWS)]
     elif request.path is not None:
-        paths = [request.path] if isinstance(request.path, str) else request.path
+        paths = [request.path] if isinstance(request.path, str) else list(dict.fromkeys(request.path))
         data = [places.data(path, "path") for path in paths]
     else:
         return None
     assert request.model_name is not None
-    return finetune_command(places.model(request.model_name), data, as_overrides(kept.config))
+    settings = as_overrides(parallel_settings(request.parallel)) + as_overrides(kept.config)
+    return finetune_command(places.model(request.model_name), data, settings)
 
 
 def _may_use(service: Service, who: Who, job_id: str) -> bool:

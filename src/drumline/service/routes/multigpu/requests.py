@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 
 from drumline.config.section import Section
 from drumline.jobs.defaults import BatchSize, GPUConfig, GpuId
-from drumline.jobs.requests import Chosen, Label, ResourcesRequest, Text
+from drumline.jobs.requests import Chosen, ChosenPaths, Label, ResourcesRequest, Texts
 
 EXAMPLE: dict[str, Any] = {
     "model_name": "gpt2",
@@ -22,12 +22,12 @@ EXAMPLE: dict[str, Any] = {
 class DatasetConfig(Section):
     """What is learned from: texts in the request, or files that the service may read."""
 
-    texts: list[Text | dict[str, Any]] | None = Field(
+    texts: Texts | None = Field(
         None,
         description="Rows, each a text or named values, as {prompt: ..., completion: ...}.",
         examples=[["sample text 1", "sample text 2"]],
     )
-    path: Chosen | list[Chosen] | None = Field(
+    path: Chosen | ChosenPaths | None = Field(
         None, description="Files or folders instead of texts, below the configured roots."
     )
     max_length: Annotated[int, Field(ge=1, le=2**31)] | None = Field(
@@ -42,7 +42,7 @@ class DatasetConfig(Section):
 class TrainingRequest(Section):
     """A training that somebody asks for: a model and data, or the id of what training/config has kept."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE, {"config_id": "plan-20260102-030405-0a1b2c"}]})
+    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE, {"config_id": "plan-1f0e2d3c4b5a6978"}]})
 
     config_id: Chosen | None = Field(
         None, description="What POST /multigpu/training/config answered; then nothing else is said but user_id."

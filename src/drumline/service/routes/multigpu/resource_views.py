@@ -35,7 +35,7 @@ class LeaseView(View):
 class QueuedView(View):
     """One job that waits."""
 
-    id: str = Field(examples=["job-20260102-030405-0a1b2c"])
+    id: str = Field(examples=["job-20260102-030405-0a1b2c3d4e"])
     name: str = ""
     owner: str
     priority: int
@@ -95,7 +95,7 @@ class CleanupView(View):
 class RunningView(View):
     """One job that runs."""
 
-    id: str = Field(examples=["job-20260102-030405-0a1b2c"])
+    id: str = Field(examples=["job-20260102-030405-0a1b2c3d4e"])
     name: str = ""
     state: str
     devices: list[str]
@@ -127,7 +127,7 @@ class OptimumView(View):
     )
     units_per_s: float
     unit: str
-    measured_by: str = Field(description="The run that was the fastest.", examples=["job-20260102-030405-0a1b2c"])
+    measured_by: str = Field(description="The run that was the fastest.", examples=["job-20260102-030405-0a1b2c3d4e"])
     compared: list[str] = Field(description="All runs that were looked at, the fastest first.")
     reason: str
 

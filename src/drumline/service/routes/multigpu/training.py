@@ -56,13 +56,20 @@ class Starting:
         return detail
 
     def _submit(self, method: Method, body: TrainingRequest, key: str | None) -> Job:
-        board = self._service.board
+        board, store = self._service.board, self._service.store
+        once = idempotency_of(key, self._who, f"multigpu/{method}", body)
+        # Before anything else is looked at: the plan may be gone by now, and the defaults may be others.
+        if once is not None and (earlier := store.jobs.added_before(once)) is not None:
+            return earlier
         if body.config_id is not None:
             wanted = planned_request(body, method, board.planned(body.config_id, self._who))
         else:
             defaults = current(self._service).config
             wanted = job_request(body, method, defaults, has_gpus=has_gpus(self._service))
-        return board.submit(wanted, self._who, idempotency_of(key, self._who, f"multigpu/{method}", body))
+        job = board.submit(wanted, self._who, once, has_defaults=True)
+        if body.config_id is not None:  # its texts are the job's now, and go when they are deleted there
+            board.drop_plan(body.config_id, self._who)
+        return job
 
     async def _ended(self, job: Job) -> Job:
         """The job once it has ended, or when nobody listens any more, the service closes, or it took too long."""
@@ -108,7 +115,7 @@ def add(routes: APIRouter) -> None:
     async def distributed(
         body: DistributedRequest, training: TheStarting, wait: Wait = False, key: IdempotencyKey = None
     ) -> JobDetail:
-        """Fine-tune in one process a GPU: ddp where the training state fits each of them, else fsdp."""
+        """Fine-tune in one process a GPU, as auto does: ddp where the training state fits each of them, else fsdp."""
         return await training.answer("distributed", body, key, wait=wait)
 
     @routes.post("/training/auto", operation_id="train_auto", status_code=202, responses=STARTED)

@@ -37,7 +37,7 @@ def _make_jobs() -> None:
         *(Column(name, Text) for name in JOB_WORDS),
         *(Column(name, Double) for name in JOB_NUMBERS),
         *(_needed(name, Double) for name in ("created", "queued_since", "used_s")),
-        *(_needed(name, Integer) for name in ("version", "attempt", "failures")),
+        *(_needed(name, Integer) for name in ("version", "attempt", "failures", "interruptions")),
         Column("pid", Integer),
     )
     op.create_index("jobs_created", "jobs", ["created", "id"])

@@ -1,0 +1,20 @@
+"""Trainings that were planned: what came with them is their owner's, to be removed."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+
+from drumline.service.paths import PlanId
+from drumline.service.problems import responses
+from drumline.service.state import TheService, TheWho
+
+
+def add(routes: APIRouter) -> None:
+    """Add this path."""
+
+    @routes.delete(
+        "/training/config/{config_id}", operation_id="delete_plan_data", status_code=204, responses=responses(404)
+    )
+    def delete_plan_data(config_id: PlanId, service: TheService, who: TheWho) -> None:
+        """Remove the texts that came with a plan, so that it cannot be started as it was. Jobs have their own copy."""
+        service.board.drop_plan(config_id, who)
