@@ -183,6 +183,27 @@ def test_a_call_that_waits_comes_back_with_the_end(service: Pair) -> None:
     assert opened.streams.num_open == 0
 
 
+def test_a_call_that_waits_ends_with_its_key(tmp_path: Path) -> None:
+    with running(config(tmp_path, access=KEYED, limits={"max_wait_s": 10.0})) as (client, opened):
+        headers = bearer(opened, "ann")
+        answers: list[int] = []
+
+        def call() -> None:
+            path = "/multigpu/training/auto?wait=true"
+            answers.append(client.post(path, json=body(), headers=headers).status_code)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        limit = time.monotonic() + 5
+        while opened.store.jobs.counts().get("queued", 0) == 0 and time.monotonic() < limit:
+            time.sleep(0.01)
+        (key,) = opened.store.keys.list("ann")
+        opened.store.keys.revoke(key.id, time.time())
+        thread.join(5)
+        assert answers == [401]
+        assert opened.store.jobs.counts() == {"queued": 1} and opened.streams.num_open == 0
+
+
 def test_a_call_that_waits_too_long_says_how_far_it_is(tmp_path: Path) -> None:
     with running(config(tmp_path, limits={"max_wait_s": 0.05})) as (client, _):
         answer = client.post("/multigpu/training/auto?wait=true", json=body())

@@ -113,7 +113,11 @@ _STRENGTH: Mapping[Stop, int] = {"resize": 0, "preempt": 0, "time_limit": 1, "ca
 
 @dataclass(frozen=True)
 class Step:
-    """A job after an event, and what is to be done once it is kept so. Each instruction may be done again."""
+    """A job after an event, and what that calls for once it is kept so; each instruction may be done again.
+
+    The supervisor obeys Kill and Release. Starting, stopping and the result follow from the job's state at every look,
+    so that nothing is left undone where a service was killed between the two.
+    """
 
     job: Job
     do: tuple[Instruction, ...] = ()

@@ -152,7 +152,7 @@ def test_no_setting_reads_a_file_elsewhere(config: ServiceConfig, name: str, pat
         ("data", {"kind": "records", "train": [{"paths": ["/etc/*"]}]}, "not below"),
         ("data", {"kind": "datasets", "path": "somebody/data"}, "there is no"),
         ("data", {"kind": "text", "train": ["rows.jsonl"], "tokenizer": "somebody/model"}, "no model"),
-        ("checkpoint", {"initial": "/root/weights.pt"}, "not below"),
+        ("checkpoint", {"initial": "/elsewhere/weights.pt"}, "not below"),
         ("checkpoint", {"resume": False}, "goes on where"),
         ("hardware", {"sick": "use"}, "the service chooses"),
         ("hardware", {"device": "cuda"}, "run on cpu"),

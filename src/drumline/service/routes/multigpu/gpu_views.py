@@ -50,7 +50,7 @@ class GpuHealth(View):
 class Holder(View):
     """Who has a GPU."""
 
-    kind: Literal["job", "stranger", "excluded"]
+    kind: Literal["job", "stranger"]
     job_id: str | None = Field(None, description="Of a job that you may see.")
     owner: str | None = None
     since: str | None = None

@@ -8,8 +8,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
+from drumline.errors import Unauthorized
 from drumline.jobs.records import Job
 from drumline.jobs.requests import Who
+from drumline.service.access import FIX
 from drumline.service.history import training_history
 from drumline.service.idempotency import IdempotencyKey, idempotency_of
 from drumline.service.problems import responses
@@ -17,7 +19,7 @@ from drumline.service.routes.multigpu.asking import Method, job_request, planned
 from drumline.service.routes.multigpu.looks import has_gpus
 from drumline.service.routes.multigpu.requests import DistributedRequest, TrainingRequest
 from drumline.service.routes.multigpu.settings import current
-from drumline.service.state import Service, TheBase, TheService, TheWho
+from drumline.service.state import Service, TheBase, TheService, TheWho, caller_of
 from drumline.service.views import JobDetail, job_detail
 
 FIRST_LOOK_S, LAST_LOOK_S = 0.1, 1.0
@@ -72,7 +74,10 @@ class Starting:
         return job
 
     async def _ended(self, job: Job) -> Job:
-        """The job once it has ended, or when nobody listens any more, the service closes, or it took too long."""
+        """The job once it has ended, or when nobody listens any more, the service closes, or it took too long.
+
+        Raises Unauthorized once the key of the call opens nothing any more.
+        """
         service = self._service
         loop, pause = asyncio.get_running_loop(), FIRST_LOOK_S
         limit = loop.time() + service.config.limits.max_wait_s
@@ -83,10 +88,15 @@ class Starting:
                 pause = min(LAST_LOOK_S, 1.5 * pause)
                 if service.streams.closing.is_set() or await self._request.is_disconnected():
                     break
-                job = await run_in_threadpool(service.board.get, job.id, self._who)
+                job = await run_in_threadpool(self._look, job.id)
         finally:
             service.streams.num_open -= 1
         return job
+
+    def _look(self, job_id: str) -> Job:
+        if not self._service.access.is_valid(caller_of(self._request)):
+            raise Unauthorized("the key of this call was revoked, or has run out", FIX)
+        return self._service.board.get(job_id, self._who)
 
     def _view(self, job: Job) -> JobDetail:
         history = training_history(self._service.board.folder(job) / "run") if job.has_ended else None
