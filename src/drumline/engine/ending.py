@@ -19,7 +19,8 @@ from drumline.engine.run import Run
 from drumline.errors import DrumlineError, GroupError, PeerFailed
 from drumline.launcher.failures import FIX_MARK, failure_of
 from drumline.launcher.spec import MARK
-from drumline.parallel.groups import Groups
+from drumline.launcher.world import World
+from drumline.parallel.side_channel import SideChannel
 from drumline.rundir import LineWriter, write_json
 
 logger = logging.getLogger("drumline")
@@ -94,7 +95,7 @@ def failing_together(current: Callable[[], Run | None], forget: Callable[[], Non
 
 def fail(run: Run, error: BaseException) -> None:
     """End the run on all ranks because of this error; raises PeerFailed where another rank's failure caused it."""
-    told = tell(run.groups, error)
+    told = tell(run.groups.world, run.groups.side, error)
     if told.is_first:
         # By the first rank itself, whichever it is: the launcher may end the others before they hear of it.
         interrupted = isinstance(error, KeyboardInterrupt)
@@ -145,25 +146,34 @@ class Told(NamedTuple):
     """The first rank's failure, where this one is only a consequence of it."""
 
 
-def tell(groups: Groups, error: BaseException) -> Told:
+def tell(world: World, side: SideChannel, error: BaseException) -> Told:
     """Report this rank's failure to the others, and learn who was first."""
-    rank = groups.world.rank
+    rank = world.rank
     failure = failure_of(rank, error)
     # The end of a peer is seen here before anybody else can tell of it: not this rank's own fault.
     verb = "lost another rank, which left no word" if failure.is_consequence else "failed"
     message = f"rank {rank} {verb}: {failure.message}"
-    first = message
+    first, peer = message, None
     try:
-        groups.side.report_failure(message)
-        first = groups.side.failure() or message
+        side.report_failure(message)
+        first = side.failure() or message
     except DistError as lost:
         logger.warning("the side channel is gone, so the other ranks cannot be told: %s", lost)
+        if failure.is_consequence:
+            peer = store_lost(world)
     own = isinstance(error, KeyboardInterrupt | DrumlineError) and not isinstance(error, PeerFailed | GroupError)
-    peer = None
     if first != message and not own:
         problem, _, fix = first.partition(FIX_MARK)
         peer = PeerFailed(problem, fix or "see that rank's log")
     return Told(rank, message, failure.exit_status, first == message, peer)
+
+
+def store_lost(world: World) -> PeerFailed:
+    """What a rank says that is left without the store: torch's own words tell of a socket, and not of whose."""
+    server, log = "the launcher", "its output"
+    if (world.init_method or "").startswith("tcp://"):
+        server, log = "rank 0", "that rank's log"
+    return PeerFailed(f"{server}, which serves the store by which ranks agree, is gone without a word", f"see {log}")
 
 
 @contextmanager

@@ -103,7 +103,7 @@ def start_run(parts: Parts) -> Run:
     except BaseException as error:
         if place is not None:
             place.release()
-        told = tell(groups, error)
+        told = tell(groups.world, groups.side, error)
         let_go(error)
         groups.abort()
         if told.peer is not None:

@@ -7,14 +7,18 @@ from typing import cast
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from drumline import Trainer
+from drumline.engine.ending import tell
 from drumline.engine.recorder import Recorder
 from drumline.engine.records import StepInfo
 from drumline.engine.run import Run
 from drumline.errors import DataError, DrumlineError
 from drumline.launcher.spec import MARK
+from drumline.launcher.world import World
+from drumline.parallel.side_channel import StoreChannel
 from drumline.parallel.strategy import Batch
 from drumline.rundir import read_json
 from tests.unit.engine.training import (
@@ -153,3 +157,19 @@ def test_nobody_waits_for_the_recorder_of_a_run_that_ends(
     else:
         trainer.close()
     assert order.calls == calls
+
+
+@pytest.mark.parametrize(
+    ("method", "who"),
+    [("tcp://127.0.0.1:1", "rank 0, which serves"), ("agent://127.0.0.1:1", "the launcher, which serves")],
+)
+def test_a_rank_that_lost_the_store_says_who_served_it(method: str, who: str) -> None:
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    side = StoreChannel(dist.TCPStore("127.0.0.1", server.port), 1, 2, 5.0)
+    side.report_failure("")
+    del server
+    with pytest.raises(dist.DistNetworkError) as lost:
+        side.failure()
+    told = tell(World(1, 2, 1, 2, method), side, lost.value)
+    assert told.peer is not None and str(told.peer).startswith(who)
+    assert tell(World(1, 2, 1, 2, method), side, ValueError("its own")).peer is None
