@@ -20,7 +20,7 @@ help:
 	@echo "                  and on Debian and Ubuntu: apt-get install dataset-fashion-mnist prometheus"
 	@echo "                  postgresql chromium chromium-driver"
 	@echo "make lint types   style and types; make format rewrites files"
-	@echo "make docs         write docs/config.md, docs/service-config.md and tests/contract/openapi.json from the code"
+	@echo "make docs         write the pages of settings in docs/, and tests/contract/openapi.json, from the code"
 
 .venv: .venv/.complete
 
@@ -81,6 +81,7 @@ types: .venv
 docs: .venv
 	$(BIN)/python -c 'from drumline.config.page import config_page; print(config_page(), end="")' > docs/config.md
 	$(BIN)/python -c 'from drumline.config.page import service_page; print(service_page(), end="")' > docs/service-config.md
+	$(BIN)/python -c 'from drumline.config.page import prediction_page; print(prediction_page(), end="")' > docs/predict-config.md
 	$(BIN)/python -m tests.contract.write_openapi
 
 clean:

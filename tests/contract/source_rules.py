@@ -15,7 +15,7 @@ MAX_PUBLIC_METHODS = 15
 VAGUE_NAMES = frozenset({"util", "utils", "helper", "helpers", "common", "misc", "manager"})
 
 # Rooms in the order of the design, from the bottom up: each may import those before it on its side, and the base.
-BASE = ("errors", "rundir", "manifest", "config", "hardware", "plan", "launcher")
+BASE = ("errors", "rundir", "manifest", "predictions", "config", "hardware", "plan", "launcher")
 TORCH_SIDE = ("parallel", "data", "models", "tasks", "track", "engine", "infer", "bench", "build", "worker")
 CONTROL_SIDE = ("monitor", "jobs", "tune", "service", "cli", "__main__")
 ABOVE_BOTH_SIDES = frozenset({"adapters", "__init__"})

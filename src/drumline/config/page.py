@@ -1,4 +1,4 @@
-"""Writes the reference pages docs/config.md and docs/service-config.md from the schemas: `make docs`."""
+"""Writes the reference pages docs/config.md, service-config.md and predict-config.md from the schemas: `make docs`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pydantic.fields import FieldInfo
 
 from drumline.config.fields import Model, entry_sections, field_leaves, kind_of, sections_of, wanted
+from drumline.config.inference import InferenceConfig
 from drumline.config.schema import RunConfig
 from drumline.config.service import ServiceConfig
 
@@ -50,6 +51,24 @@ is started.
 """
 
 
+_PREDICTION_HEAD = """# Settings of a prediction run
+
+<!-- Written by `make docs` from src/drumline/config/inference.py: change the descriptions there. -->
+
+The same in a YAML file (`drumline infer --config FILE`), after `--set` and in Python:
+
+```yaml
+task:
+  kind: generate
+  max_new_tokens: 64
+```
+
+is `--set task.kind=generate --set task.max_new_tokens=64`. Later ones win: the defaults below, then the file, then the
+command's own options, then each `--set` in its order. A key that is not listed here is an error. YAML's `null` is
+Python's `None`, and what "none" means below.
+"""
+
+
 def config_page() -> str:
     """docs/config.md in Markdown: a table a section, in the schema's order."""
     return "\n".join([_HEAD, *_section(RunConfig, "", "")])
@@ -60,19 +79,32 @@ def service_page() -> str:
     return "\n".join([_SERVICE_HEAD, *_section(ServiceConfig, "", "")])
 
 
+def prediction_page() -> str:
+    """docs/predict-config.md, made as config_page is."""
+    return "\n".join([_PREDICTION_HEAD, *_section(InferenceConfig, "", "")])
+
+
 def _section(section: Model, name: str, heading: str) -> Iterator[str]:
     """A section's text, table and inner sections; `name` is its dotted key, empty for the whole config."""
+    yield from _table(section, heading)
+    for key, field in _inner_fields(section).items():
+        yield from _inner(f"{name}.{key}".lstrip("."), field)
+
+
+def _inner_fields(section: Model) -> dict[str, FieldInfo]:
+    return {key: field for key, field in section.model_fields.items() if sections_of(field_leaves(field))}
+
+
+def _table(section: Model, heading: str) -> Iterator[str]:
     if heading:
         yield f"{heading}\n"
     yield f"{' '.join((section.__doc__ or '').split())}\n"
-    inner = {key: field for key, field in section.model_fields.items() if sections_of(field_leaves(field))}
+    inner = _inner_fields(section)
     rows = [_row(key, field) for key, field in section.model_fields.items() if _has_row(field, is_inner=key in inner)]
     if rows:
         yield "| setting | takes | default | what it is |\n|---|---|---|---|"
         yield from rows
         yield ""
-    for key, field in inner.items():
-        yield from _inner(f"{name}.{key}".lstrip("."), field)
 
 
 def _inner(name: str, field: FieldInfo) -> Iterator[str]:
@@ -83,7 +115,11 @@ def _inner(name: str, field: FieldInfo) -> Iterator[str]:
         yield f"## {name}\n\nOne of these kinds, chosen by `{name}.kind`: {', '.join(map(kind_of, sections))}.\n"
         for section in sections:
             note = " (default)" if isinstance(field.default, section) else ""
-            yield from _section(section, name, f"### {name}, kind: {kind_of(section)}{note}")
+            yield from _table(section, f"### {name}, kind: {kind_of(section)}{note}")
+        # Each once: kinds of one section share them.
+        inner = {key: field for section in sections for key, field in _inner_fields(section).items()}
+        for key, field in inner.items():
+            yield from _inner(f"{name}.{key}", field)
     yield from _entries(name, sections)
 
 
