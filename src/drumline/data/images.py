@@ -99,7 +99,7 @@ class Pixels:
         """[size, size] or [size, size, 3]."""
         size = self._settings.size
         package = pillow()
-        image = _as_mode(package.ImageOps.exif_transpose(image), "L" if self._settings.channels == 1 else "RGB")
+        image = as_mode(package.ImageOps.exif_transpose(image), "L" if self._settings.channels == 1 else "RGB")
         if image.size != (size, size):
             width, height = image.size
             side = min(width, height)
@@ -120,7 +120,8 @@ class Pixels:
         return values
 
 
-def _as_mode(image: Any, mode: str) -> Any:
+def as_mode(image: Any, mode: str) -> Any:
+    """A Pillow image in a mode, L or RGB; 16 bits a value are scaled to 8."""
     if image.mode.startswith("I"):
         # 16 bits a value; Pillow would cut them off at 255 rather than scale them.
         values = np.asarray(image, dtype=np.float32).clip(0, 65535) * (255.0 / 65535.0)

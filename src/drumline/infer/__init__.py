@@ -1,0 +1,1 @@
+"""Prediction: each row once, in order, on all devices, whatever is killed meanwhile."""
