@@ -1,4 +1,4 @@
-"""drumline: many GPUs, one beat. Trains models on every GPU, with the numbers that one GPU would give."""
+"""drumline: many GPUs, one beat. Trains and runs models on every GPU, with the numbers that one GPU gives."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from drumline.bench.multi_gpu import benchmark_multi_gpu_performance
+    from drumline.build.prediction import predict
     from drumline.config.schema import RunConfig
     from drumline.config.train import TrainConfig
     from drumline.engine.callbacks import Callback
@@ -46,6 +47,7 @@ _HOMES = {
     "gpu_monitoring_context": "drumline.monitor.contexts",
     "launch": "drumline.launcher.functions",
     "performance_context": "drumline.monitor.contexts",
+    "predict": "drumline.build.prediction",
     "select_optimal_gpus": "drumline.hardware.selection",
 }
 __all__ = [
@@ -69,6 +71,7 @@ __all__ = [
     "gpu_monitoring_context",
     "launch",
     "performance_context",
+    "predict",
     "select_optimal_gpus",
 ]
 

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from drumline.cli.report import register
 from drumline.errors import ConfigError
+from drumline.predictions import PredictionDir
 from drumline.rundir import LineWriter, RunDir, write_json
 
 
@@ -155,3 +156,21 @@ def test_it_imports_neither_torch_nor_pyplot(run: RunDir) -> None:
     command = [sys.executable, "-c", code, str(run.path)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_of_a_prediction_it_says_what_came_of_the_rows(app: typer.Typer, run: RunDir, tmp_path: Path) -> None:
+    place = PredictionDir(tmp_path / "answers.csv.run")
+    place.ledger.mkdir(parents=True)
+    place.workers.mkdir()
+    lines = [{"time": time, "rows": rows, "tokens": 0} for time, rows in ((1.0, 0), (5.0, 8))]
+    (place.workers / "w.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_json(place.summary, {"num_rows": 8, "num_failed": 1, "errors": {"too long": 1}, "lengths": [[8, 8]]})
+    write_json(place.run.exit, {"exit_status": 0, "reason": "done", "message": ""})
+    said = CliRunner().invoke(app, ["report", str(place.path)]).output.splitlines()
+    assert said[0].startswith("done, rows 8, rows with an error 1, rows/s 2.0 of all workers together")
+    assert said[1] == f"report: {place.path / 'report' / 'index.html'}"
+    told = json.loads(CliRunner().invoke(app, ["report", str(place.path), "--json"]).output)
+    assert (told["summary"]["rows_done"], told["answers"]["errors"]) == (8, {"too long": 1})
+    assert {Path(name).name for name in told["images"]} == {"throughput.png", "lengths.png"}
+    both = CliRunner().invoke(app, ["report", str(run.path), str(place.path)])
+    assert both.exit_code == 0 and "is a prediction run" in both.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -14,11 +13,11 @@ import typer
 
 from drumline.cli.launch import finish
 from drumline.cli.output import print_json, print_table
-from drumline.rundir import RunDir
 
 if TYPE_CHECKING:
     from drumline.config.schema import RunConfig
     from drumline.plan.record import Plan
+    from drumline.rundir import RunDir
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,7 @@ class Wanted:
 def make_folder(out: Path, title: str) -> RunDir:
     """Make out/<title>-<date>-<time>, with a number behind it if that is taken."""
     from drumline.errors import RunDirExists
+    from drumline.rundir import RunDir
 
     name, number = f"{title}{time.strftime('-%Y%m%d-%H%M%S')}", 1
     while True:
@@ -69,6 +69,8 @@ def run_workers(run: RunDir, request: Request, whole: Path | None = None) -> dic
 
     whole: the folder of the whole benchmark, where this is one part of it. An interrupted one is removed.
     """
+    import shutil
+
     from drumline.config.load import dump_config
     from drumline.hardware.doctor import environment_facts
     from drumline.hardware.state import read_state, warnings_before, warnings_under_load

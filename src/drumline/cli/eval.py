@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,6 +61,8 @@ def evaluate(
 
 def run_evaluation(config: RunConfig, checkpoint: Path, name: str) -> dict[str, Any]:
     """Launch the workers of an evaluation and wait for what they find; of one that fails the logs are left."""
+    import shutil
+
     from drumline.config.load import dump_config
     from drumline.hardware.claims import Claims
     from drumline.launcher.restarts import Policy, of_spec, run_with_restarts

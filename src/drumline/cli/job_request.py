@@ -32,11 +32,14 @@ def request_of(
         if not data:
             raise ConfigError("--model without --data", "say what it is to learn from: --data PATH, or --data @FILE")
         work = {"kind": "finetune", "model_name": model, **_rows(data), "settings": read_overrides(settings)}
-    return {**work, **_job(job)}
+    return {**work, **_job(job, may_predict=model is not None)}
 
 
-def _job(overrides: Sequence[str]) -> dict[str, Any]:
-    """Fields of the request beside the work itself, checked here so that an error names its option."""
+def _job(overrides: Sequence[str], *, may_predict: bool) -> dict[str, Any]:
+    """Fields of the request beside the work itself, checked here so that an error names its option.
+
+    may_predict: whether `kind=infer` may stand there, by which --data is answered rather than learned from.
+    """
     from drumline.config.load import apply_override, validated
     from drumline.config.problem import Place
     from drumline.config.source import Layer
@@ -46,7 +49,7 @@ def _job(overrides: Sequence[str]) -> dict[str, Any]:
     for override in overrides:
         apply_override(layer, override, option="--job", example="resources.devices=2")
     for name in ("kind", "config", "model_name", "texts", "path", "settings"):
-        if name in layer.value:
+        if name in layer.value and not (may_predict and name == "kind" and layer.value[name] == "infer"):
             raise ConfigError(f"--job {name} says what --model, --data and --set do", "use those")
     return validated(layer, JobRequest).model_dump(mode="json", exclude_unset=True)
 

@@ -74,7 +74,10 @@ def submit(
     job: JobSettings = None,
     as_json: Json = False,
 ) -> None:
-    """Queue a training (RECIPE) or a fine-tuning (--model and --data); prints the job's id."""
+    """Queue a training (RECIPE) or a fine-tuning (--model and --data); prints the job's id.
+
+    With --job kind=infer the model answers the rows of --data; --job 'task={kind: ...}' says what is asked.
+    """
     from drumline.cli.job_request import request_of
 
     request = request_of(recipe, model, data or (), settings or (), job or ())
@@ -157,8 +160,11 @@ def row(job: JobView) -> list[str]:
     from drumline.track.units import duration, plain
 
     progress = job.progress
-    step = "" if progress.step is None else f"{progress.step:,}"
-    step += f"/{progress.num_steps:,}" if step and progress.num_steps else ""
+    done, of = progress.step, progress.num_steps
+    if job.kind == "infer":
+        done, of = progress.rows_done, progress.rows_total
+    step = "" if done is None else f"{done:,}"
+    step += f"/{of:,}" if step and of else ""
     return [
         job.id,
         job.state,
@@ -194,11 +200,13 @@ def told(job: JobDetail) -> Mapping[str, str]:
         "devices": ", ".join(job.devices),
         "attempt": job.attempt or None,
         "step": None if progress.step is None else f"{progress.step} of {progress.num_steps or 'unknown'}",
+        "rows": None if progress.rows_done is None else f"{progress.rows_done:,} of {progress.rows_total or 'unknown'}",
+        "failed rows": progress.rows_failed or None,
         "loss": None if progress.loss is None else plain(progress.loss),
         "best loss": None if job.best_loss is None else plain(job.best_loss),
         "left": None if progress.eta_s is None or job.ended_at else duration(progress.eta_s),
         "took": None if job.training_time is None else duration(job.training_time),
-        "written to": job.model_path,
+        "written to": job.output_path or job.model_path,
         "retry of": job.retry_of,
     }
     return {name: str(value) for name, value in values.items() if value not in (None, "")}

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from drumline.errors import ConfigError
-from drumline.rundir import RunDir
 
 if TYPE_CHECKING:
     from drumline.launcher.failures import Failure
     from drumline.launcher.start import Result
+    from drumline.rundir import RunDir
 
 _KEYS = (
     "hardware.device",

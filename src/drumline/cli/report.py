@@ -32,10 +32,16 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Write one self-contained HTML page about a run, or one that compares several, and its plots as PNGs.
 
+        Of a prediction run (OUT.run) it shows throughput by worker, lengths, errors, and labels with their F1.
+
         Works for finished, failed and running runs alike, from their directories alone. Of several, a directory that
         holds no run with metrics is named and left out.
         """
-        if len(runs) == 1:
+        from drumline.track.prediction import is_prediction
+
+        if len(runs) == 1 and is_prediction(runs[0]):
+            _report_prediction(runs[0], out, as_json)
+        elif len(runs) == 1:
             _report_one(runs[0], out, as_json)
         else:
             _compare(runs, out, as_json)
@@ -54,6 +60,29 @@ def _report_one(run: Path, out: Path | None, as_json: bool) -> None:
     else:
         typer.echo(_headline(summary))
         typer.echo(f"report: {page}")
+
+
+def _report_prediction(run: Path, out: Path | None, as_json: bool) -> None:
+    from dataclasses import asdict
+
+    from drumline.track.prediction import read_prediction, summarise_prediction
+    from drumline.track.prediction_page import prediction_headlines, write_prediction_report
+    from drumline.track.prediction_plots import PREDICTION_PLOTS
+
+    page = write_prediction_report(run, out)
+    records = read_prediction(run)
+    numbers = summarise_prediction(records)
+    if as_json:
+        images = [path for name in PREDICTION_PLOTS if (path := page.with_name(f"{name}.png")).exists()]
+        document = {"page": str(page), "images": [str(path) for path in images], "summary": asdict(numbers)}
+        print_json({**document, "answers": records.summary})
+        return
+    told = (
+        f"{label} {value}{f' {note}' if note.startswith('of ') else ''}"
+        for label, value, note in prediction_headlines(numbers)
+    )
+    typer.echo(", ".join([numbers.status, *told]))
+    typer.echo(f"report: {page}")
 
 
 def _compare(paths: Sequence[Path], out: Path | None, as_json: bool) -> None:
@@ -112,7 +141,10 @@ def _check(run: Path) -> None:
     """Raise ConfigError for what is no run directory, or for a run that has neither metrics nor an end yet."""
     from drumline.errors import ConfigError
     from drumline.rundir import RunDir
+    from drumline.track.prediction import is_prediction
 
+    if is_prediction(run):
+        raise ConfigError(f"{run} is a prediction run, which is compared with no other", "give it alone")
     if not run.is_dir():
         raise ConfigError(f"there is no run directory {run}", "give the path of one, as in: drumline report runs/NAME")
     paths = RunDir(run)
