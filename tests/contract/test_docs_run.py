@@ -11,8 +11,8 @@ from tests.contract.doc_blocks import Block, find_blocks, run_blocks
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LONG = {"README.md", "docs/faults.md", "docs/finetune.md", "docs/parallel.md", "docs/train.md"}
-"""Pages whose blocks train for longer; `make test-system` runs them."""
+LONG = {"README.md", "docs/faults.md", "docs/finetune.md", "docs/parallel.md", "docs/predict.md", "docs/train.md"}
+"""Pages whose blocks take longer; `make test-system` runs them."""
 
 
 def documents() -> list[Any]:

@@ -7,6 +7,7 @@ import re
 from functools import cache
 from typing import Any
 
+from drumline.service.routes.answers import TYPES
 from tests.contract.write_openapi import SNAPSHOT, document
 
 PATHS = """
@@ -18,7 +19,7 @@ POST /multigpu/resources/manage, GET /multigpu/resources/status, GET /multigpu/p
 POST /multigpu/gpu/test, GET /multigpu/gpu/recommendations
 GET /jobs, POST /jobs, GET /jobs/{job_id}, POST /jobs/{job_id}/cancel, POST /jobs/{job_id}/retry
 GET /jobs/{job_id}/logs, GET /jobs/{job_id}/metrics, GET /jobs/{job_id}/events, GET /jobs/{job_id}/config
-GET /jobs/{job_id}/checkpoints, DELETE /jobs/{job_id}/data
+GET /jobs/{job_id}/checkpoints, GET /jobs/{job_id}/output, DELETE /jobs/{job_id}/data
 GET /audit, GET /keys, POST /keys, DELETE /keys/{key_id}, GET /session, POST /session, DELETE /session
 GET /metrics, GET /healthz, GET /readyz
 """
@@ -80,6 +81,8 @@ def test_every_answer_has_a_model() -> None:
                 assert content == {}, name
             elif "application/json" in content:
                 assert content["application/json"]["schema"], name
+            elif name == "GET /jobs/{job_id}/output":
+                assert {kind.partition(";")[0] for kind in TYPES.values()} == set(content)
             else:
                 assert list(content) == ["text/plain"], name
 

@@ -20,6 +20,7 @@ from drumline.jobs.devices import node_of
 from drumline.jobs.intake import Accepted, accept
 from drumline.jobs.intake_paths import Places
 from drumline.jobs.plans import Plans, PlanView
+from drumline.jobs.prediction_retry import bring_prediction, forget_prediction, has_rows_to_go_on
 from drumline.jobs.records import Job
 from drumline.jobs.requests import JobRequest, Who
 from drumline.jobs.retry_folder import ROWS, bring_rows, bring_run, has_checkpoint, write_rows, writing
@@ -148,12 +149,12 @@ class Board:
         def bring(folder: Path) -> None:
             bring_rows(source, folder)
             if from_checkpoint:
-                bring_run(source, folder)
+                (bring_prediction if old.work.kind == "infer" else bring_run)(source, folder)
 
         return self._add(job, who, idempotency, bring)
 
     def delete_data(self, job_id: str, who: Who) -> None:
-        """Remove texts and prepared data of an ended job; what it came to stays.
+        """Remove texts and prepared data of an ended job; what it came to stays, but for answers, which hold the texts.
 
         Raises NotFound, Forbidden, and Conflict for one that has not ended.
         """
@@ -164,6 +165,8 @@ class Board:
         folder = self.folder(job)
         with writing(folder):
             (folder / ROWS).unlink(missing_ok=True)
+            if job.work.kind == "infer":
+                forget_prediction(folder, job.work.output)
             for cache in (folder / "cache", folder / ".drumline"):
                 if cache.is_dir():
                     shutil.rmtree(cache)
@@ -241,12 +244,13 @@ class Board:
         if not old.has_ended:
             raise Conflict(f"{old.id} is {old.state}", "wait for its end, or cancel it first")
         self._check_node(old)
-        if old.work.kind == "finetune" and not old.work.data and not (source / ROWS).is_file():
+        if old.work.kind != "train" and not old.work.data and not (source / ROWS).is_file():
             raise Conflict(f"the texts of {old.id} are not there any more", "send the request again, with its texts")
         if from_checkpoint and old.state == "succeeded":
             raise Conflict(f"{old.id} is done: nothing is left to go on with", "retry it from the beginning")
-        if from_checkpoint and not has_checkpoint(source):
-            raise Conflict(f"{old.id} has no checkpoint", "retry it from the beginning")
+        if from_checkpoint and not (has_rows_to_go_on if old.work.kind == "infer" else has_checkpoint)(source):
+            what = "answered no row" if old.work.kind == "infer" else "no checkpoint"
+            raise Conflict(f"{old.id} has {what}", "retry it from the beginning")
 
     def _check_node(self, job: Job) -> None:
         if job.node != self._node:

@@ -12,8 +12,10 @@ from drumline.config.load import read_overrides
 from drumline.errors import ConfigError
 from drumline.jobs.finetuning_commands import COMMAND, finetune_command
 from drumline.jobs.finetuning_settings import as_overrides
+from drumline.jobs.intake_predictions import prediction_paths
 from drumline.jobs.intake_settings import paths_in
 from drumline.jobs.keeper_files import Command, exported_of, rows_of, run_of
+from drumline.jobs.prediction_commands import infer_command
 from drumline.jobs.records import Job, Work
 from drumline.rundir import write_json
 
@@ -22,15 +24,19 @@ SLOT = "cpu:"
 
 
 def commands_of(job: Job, folder: Path, cache: Path, memory_fraction: float = 1.0) -> list[Command]:
-    """What an attempt runs: the training, from where it was left, then the export of its model.
+    """What an attempt runs: the training, from where it was left, then the export of its model; or the prediction.
 
-    Writes a recipe into the folder where the work is one. cache: for data prepared of files, shared by all jobs; that
-    of texts that came with a request lies in the job's folder, and is removed with them. memory_fraction: see
-    ServiceConfig. Raises OSError, and ConfigError for settings that nobody knows and for paths that are links by now.
+    Writes a recipe, or a prediction's settings, into the folder where the work is one. cache: for data prepared of
+    files, shared by all jobs; that of texts that came with a request lies in the job's folder, and is removed with
+    them. memory_fraction: see ServiceConfig. Raises OSError, and ConfigError for settings that nobody knows and for
+    paths that are links by now.
     """
     run = run_of(folder)
     work = job.work
     _check_unmoved(work)
+    if work.kind == "infer":
+        said = _devices(job.devices) | _memory(work.settings, memory_fraction)
+        return [Command("infer", infer_command(job, folder, said))]
     asked = [] if work.kind == "train" else as_overrides(work.settings)
     own = as_overrides(
         {"run_dir": str(run.path), "checkpoint.resume": True}
@@ -59,7 +65,8 @@ def commands_of(job: Job, folder: Path, cache: Path, memory_fraction: float = 1.
 def _check_unmoved(work: Work) -> None:
     """Raise ConfigError where a path, which had no links in it when it was looked up, leads elsewhere by now."""
     model = [work.model] if work.model is not None and work.model.startswith("/") else []
-    for text in (*work.data, *model, *paths_in(work.settings)):
+    named = prediction_paths(work.settings) if work.kind == "infer" else paths_in(work.settings)
+    for text in (*work.data, *model, *named):
         path = Path(text)
         while glob.has_magic(str(path)) and not path.exists():
             path = path.parent

@@ -62,7 +62,7 @@ class End:
     signal: int | None = None
     message: str = ""
     fix: str = ""
-    step: Literal["train", "export"] = "train"
+    step: Literal["train", "export", "infer"] = "train"
     """Which command was the last."""
     code: str | None = None
     """Of the error, where it is known."""

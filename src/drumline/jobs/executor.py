@@ -20,6 +20,7 @@ from drumline.jobs.adoption import MARK, end_marked, is_alive, machine_id, mark_
 from drumline.jobs.commands import commands_of
 from drumline.jobs.events import Began, End, Ended, Event, Gone, Missing, Refused, Restarted, Started
 from drumline.jobs.keeper_files import AttemptFiles, Claim, Command, EndRecord, end_of, error_in, exported_of
+from drumline.jobs.prediction_results import has_begun
 from drumline.jobs.records import Job
 from drumline.jobs.states import BAD_REQUEST, INTERRUPTED, START_S
 from drumline.rundir import remove_unfinished
@@ -225,8 +226,7 @@ class Executor:
             return Started(claim.pid, claim.began, now, job.attempt)
         # Another attempt's may lie there, or that of the job whose work this one goes on with. Both files are stamped
         # by the file system, whose clock need not be this machine's.
-        plan = files.run.plan
-        if job.state == "starting" and plan.is_file() and plan.stat().st_mtime_ns >= files.claim.stat().st_mtime_ns:
+        if job.state == "starting" and _has_begun(job, files):
             return Began(now, job.attempt)
         return None
 
@@ -271,6 +271,14 @@ class Executor:
         except OSError:
             refused = Refused(reason, message, fix, self._clock(), job.attempt)
             self._refused[job.id, job.attempt] = refused
+
+
+def _has_begun(job: Job, files: AttemptFiles) -> bool:
+    """Whether the attempt has come to its run: it has written there since it was claimed."""
+    since = files.claim.stat().st_mtime_ns
+    if job.work.kind == "infer":
+        return has_begun(files.run.path, since)
+    return files.run.plan.is_file() and files.run.plan.stat().st_mtime_ns >= since
 
 
 def _lasted_s(files: AttemptFiles) -> float:

@@ -13,6 +13,7 @@ from drumline.jobs.defaults import GPUConfig, devices_from, parallel_from, setti
 from drumline.jobs.finetuning_settings import as_settings
 from drumline.jobs.intake_data_sets import check_saved
 from drumline.jobs.intake_paths import Places
+from drumline.jobs.intake_predictions import check_images, image_roots, prediction_settings
 from drumline.jobs.intake_settings import bounded, finetuning_settings, is_text, run_settings
 from drumline.jobs.records import Resources, Work
 from drumline.jobs.requests import JobRequest, ResourcesRequest
@@ -56,6 +57,8 @@ def accept(
     elastic = request.resources is not None and request.resources.min_devices is not None
     rows: bytes | None = None
     data: tuple[str, ...] = ()
+    if request.kind == "infer":
+        return _prediction(request, said, config, places, defaults, (asked, tuple(notes)), has_gpus=has_gpus)
     if request.kind == "train":
         settings = run_settings(said, places)
         settings = _with_defaults_in_sections(settings, defaults, has_gpus=has_gpus, elastic=elastic)
@@ -86,7 +89,38 @@ def accept(
     return Accepted(work, resources, rows, tuple(notes))
 
 
+def _prediction(
+    request: JobRequest,
+    said: Mapping[str, Any],
+    config: ServiceConfig,
+    places: Places,
+    defaults: GPUConfig | None,
+    asked: tuple[int | None, tuple[str, ...]],
+    *,
+    has_gpus: bool,
+) -> Accepted:
+    """A request of kind infer. asked: devices that its settings ask for, and notes."""
+    name = request.model_name
+    model = None if name is None else places.model(name)
+    if model is not None:
+        check_images(model, request)
+    rows, data = _data(request, config, places)
+    settings = prediction_settings(request, said, places)
+    if data:
+        settings["rows"] = {**settings.get("rows", {}), "image_roots": image_roots(config)}
+    if defaults is not None and has_gpus:
+        settings["hardware"] = {"memory_fraction": defaults.memory_fraction, **settings.get("hardware", {})}
+    work = Work("infer", settings, model, name, data, output=request.output)
+    return Accepted(work, _resources(request.resources, asked[0], _usual(defaults)), rows, asked[1])
+
+
 def _check_kind(request: JobRequest, *, complete: bool) -> None:
+    if request.kind != "infer" and (request.task is not None or "output" in request.model_fields_set):
+        raise ConfigError("task and output go with kind infer", "leave them out, or send kind: infer")
+    if request.kind == "infer" and (request.max_length is not None or request.parallel != "auto"):
+        raise ConfigError(
+            "max_length and parallel go with kind finetune", "say task.context, or split in settings, or leave them out"
+        )
     if request.kind == "train":
         if request.config is None:
             raise ConfigError("kind train needs config", "send a RunConfig as config, or kind: finetune")
@@ -98,9 +132,11 @@ def _check_kind(request: JobRequest, *, complete: bool) -> None:
     if request.config is not None:
         raise ConfigError("config goes with kind train", "say what differs in settings")
     if request.model_name is None and complete:
-        raise ConfigError("model_name is missing", "name the model that is to be fine-tuned")
+        what = "fine-tuned" if request.kind == "finetune" else "asked"
+        raise ConfigError("model_name is missing", f"name the model that is to be {what}")
     if (request.texts is not None and request.path is not None) or (complete and request.texts == request.path):
-        raise ConfigError("a fine-tuning learns from texts or from path", "send one of the two")
+        what = "a fine-tuning learns from" if request.kind == "finetune" else "a prediction answers"
+        raise ConfigError(f"{what} texts or what is at path", "send one of the two")
 
 
 def _data(request: JobRequest, config: ServiceConfig, places: Places) -> tuple[bytes | None, tuple[str, ...]]:
@@ -149,12 +185,15 @@ def _without_counts(request: JobRequest, notes: list[str], *, has_gpus: bool) ->
         said: dict[str, Any] = as_settings(request.settings)
         hardware = {name: said.pop(name) for name in (*COUNTS, "hardware.device") if name in said}
     else:
-        said = dict(request.config or {})
+        said = dict((request.config if request.kind == "train" else request.settings) or {})
         section = dict(said["hardware"]) if isinstance(said.get("hardware"), Mapping) else {}
         names = [name.partition(".")[2] for name in (*COUNTS, "hardware.device")]
         hardware = {f"hardware.{name}": section.pop(name) for name in names if name in section}
         if isinstance(said.get("hardware"), Mapping):
             said["hardware"] = section
+        if request.kind == "infer":
+            dotted = [name for name in (*COUNTS, "hardware.device") if name in said]
+            hardware |= {name: said.pop(name) for name in dotted}
     _check_device(hardware.pop("hardware.device", "auto"), has_gpus=has_gpus)
     count = None
     for name, value in hardware.items():

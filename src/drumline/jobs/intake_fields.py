@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -74,10 +75,23 @@ MOST: Mapping[str, float] = MappingProxyType(
 """Above these a machine suffers, and no run gains."""
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What is decided about the fields of one schema, by dotted name; without any, every free text is refused."""
+
+    treatments: Mapping[str, Treatment]
+    ours: frozenset[str]
+    most: Mapping[str, float]
+
+
+TRAINING = Rules(TREATMENTS, OURS, MOST)
+
+
 class Fields:
     """A schema, seen for what of it takes free text."""
 
-    def __init__(self, root: type[BaseModel] = RunConfig) -> None:
+    def __init__(self, root: type[BaseModel] = RunConfig, rules: Rules = TRAINING) -> None:
+        self.rules = rules
         self.free: set[str] = set()
         """Dotted names of fields that take any text or a path."""
         self.known: set[str] = set()
@@ -88,8 +102,8 @@ class Fields:
 
     def treatment(self, name: str) -> Treatment | None:
         """How a field is treated; None: it takes numbers and fixed words only."""
-        if name in TREATMENTS:
-            return TREATMENTS[name]
+        if name in self.rules.treatments:
+            return self.rules.treatments[name]
         return "never" if name in self.free else None
 
     def _walk(self, section: type[BaseModel], above: tuple[str, ...]) -> None:

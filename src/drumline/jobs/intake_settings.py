@@ -15,7 +15,7 @@ from drumline.config.schema import RunConfig
 from drumline.errors import ConfigError, TooLarge
 from drumline.jobs.finetuning_settings import as_settings
 from drumline.jobs.intake_data_sets import check_data_set
-from drumline.jobs.intake_fields import MOST, OURS, TREATMENTS, Fields
+from drumline.jobs.intake_fields import TREATMENTS, Fields, Treatment
 from drumline.jobs.intake_paths import Places
 from drumline.plan.rules import config_problems
 
@@ -34,7 +34,8 @@ CHOSEN = ("model.path", "model.kind", "model.file", "data.kind", "data.train", "
 """What a fine-tuning has from its model and data."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*", re.ASCII)
-_DROPPED = object()
+DROPPED = object()
+"""In the place of a value that the service says."""
 
 
 def bounded(value: Any, what: str, most_letters: int = MOST_LETTERS) -> None:
@@ -74,7 +75,7 @@ def run_settings(config: Mapping[str, Any], places: Places) -> dict[str, Any]:
     """A RunConfig as a request has it, with every path looked up. Raises ConfigError for what a request may not say."""
     bounded(config, "config")
     checked = config_from_mapping(config, SOURCE)
-    settings = _Walk(places).section(checked.model_dump(mode="json", exclude_unset=True), ())
+    settings = Walk(places, schema_fields()).section(checked.model_dump(mode="json", exclude_unset=True), ())
     if settings.get("data") is None:
         raise ConfigError("config has no data", "say what it learns from, as data: {kind: records, train: [...]}")
     if settings["data"].get("kind") == "datasets":
@@ -90,7 +91,7 @@ def finetuning_settings(settings: Mapping[str, Any], places: Places) -> dict[str
     """
     bounded(settings, "settings")
     found: dict[str, Any] = {}
-    walk = _Walk(places)
+    walk = Walk(places, schema_fields())
     for name, value in as_settings(settings).items():
         # As --set reads it: nothing may stand in a name that would be read as another one with a value.
         if not _NAME.fullmatch(name):
@@ -98,21 +99,21 @@ def finetuning_settings(settings: Mapping[str, Any], places: Places) -> dict[str
         if any(each == name or each.startswith(f"{name}.") for each in CHOSEN) and not _is_free(name, value):
             raise ConfigError(f"{name} follows from model_name and the data", "leave it out, or send kind: train")
         new = walk.value(value, tuple(name.split(".")))
-        if new is not _DROPPED:
+        if new is not DROPPED:
             found[name] = new
     _validate(found)
     return found
 
 
-def paths_in(settings: Any, name: str = "") -> Iterator[str]:
+def paths_in(settings: Any, name: str = "", treatments: Mapping[str, Treatment] = TREATMENTS) -> Iterator[str]:
     """The absolute paths that accepted settings name, dotted or in sections. name: of a part, where one is given."""
     if isinstance(settings, Mapping):
         for key, value in settings.items():
-            yield from paths_in(value, f"{name}.{key}" if name else str(key))
+            yield from paths_in(value, f"{name}.{key}" if name else str(key), treatments)
     elif isinstance(settings, list | tuple):
         for value in settings:
-            yield from paths_in(value, name)
-    elif isinstance(settings, str) and settings.startswith("/") and TREATMENTS.get(name) in LOOKED_UP:
+            yield from paths_in(value, name, treatments)
+    elif isinstance(settings, str) and settings.startswith("/") and treatments.get(name) in LOOKED_UP:
         yield settings
 
 
@@ -149,29 +150,33 @@ def schema_fields() -> Fields:
     return Fields(RunConfig)
 
 
-class _Walk:
-    """Goes through plain values along the schema and gives them back as a run shall have them."""
+class Walk:
+    """Goes through plain values along a schema and gives them back as a run shall have them."""
 
-    def __init__(self, places: Places) -> None:
-        self._fields = schema_fields()
+    def __init__(self, places: Places, fields: Fields) -> None:
+        self._fields = fields
         self._places = places
 
     def section(self, values: Mapping[str, Any], key: tuple[str, ...]) -> dict[str, Any]:
         """A section without what the service says itself."""
         found = {str(name): self.value(value, (*key, str(name))) for name, value in values.items()}
-        return {name: value for name, value in found.items() if value is not _DROPPED}
+        return {name: value for name, value in found.items() if value is not DROPPED}
 
     def value(self, value: Any, key: tuple[str, ...]) -> Any:
-        """What stands under a dotted name; _DROPPED where the service says it."""
+        """What stands under a dotted name; DROPPED where the service says it."""
         name = ".".join(key)
         if name not in self._fields.known:
             raise ConfigError(f"there is no setting {name[:200]}", "see docs/config.md for all names")
         self._limits(name, value)
         treatment = self._fields.treatment(name)
-        if name in OURS or treatment in ("ours", "never"):
+        if name in self._fields.rules.ours or treatment in ("ours", "never"):
             if any(_same(value, default) for default in self._fields.defaults.get(name, [])):
-                return _DROPPED
-            why = "the service chooses it" if name in OURS else "no request may say it: it names what is outside of it"
+                return DROPPED
+            why = (
+                "the service chooses it"
+                if name in self._fields.rules.ours
+                else "no request may say it: it names what is outside of it"
+            )
             fix = "see resources for how many devices a job gets" if name.startswith("hardware.") else "leave it out"
             raise ConfigError(f"{name}: {why}", fix)
         if treatment == "plain":
@@ -215,7 +220,7 @@ class _Walk:
             raise ConfigError("train.max_time_s ends a run, and a job would begin it again", "say time_limit_s instead")
         if name == "faults.stop_signals" and not (isinstance(value, list) and "SIGTERM" in value):
             raise ConfigError("faults.stop_signals has no SIGTERM, by which jobs are stopped", "leave it out")
-        most = MOST.get(name)
+        most = self._fields.rules.most.get(name)
         if most is not None and isinstance(value, int | float) and value > most:
             raise ConfigError(f"{name} is {value}, and {most:g} is the most", "write a smaller number")
 

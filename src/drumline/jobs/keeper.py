@@ -122,7 +122,8 @@ def _failure(files: AttemptFiles, began: float, log_bytes: int) -> tuple[str, st
         told = error_in(text)
     code = None
     with suppress(OSError, ValueError, TypeError):  # half of what was there is enough
-        mine = (path for path in files.run.logs.glob("rank_*.error.json") if path.stat().st_mtime >= began - 1)
+        found = (path for who in ("rank", "worker") for path in files.run.logs.glob(f"{who}_*.error.json"))
+        mine = (path for path in found if path.stat().st_mtime >= began - 1)
         failure = first_failure(mine)
         code = None if failure is None else failure.code
         end: Mapping[str, object] = read_json(files.run.exit)

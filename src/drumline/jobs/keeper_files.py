@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from drumline.jobs.records import OutputForm
 from drumline.rundir import NO_LOCKS, RunDir, read_json, sync_directory, write_atomic, write_json
 
 TORN_S = 5.0
@@ -27,7 +28,7 @@ HOLD_S = 1.0
 """How long a keeper tries to get its lock: whoever looks whether it is held holds it for a moment."""
 _LOOK_S = 0.02
 
-StepName = Literal["train", "export"]
+StepName = Literal["train", "export", "infer"]
 
 
 @dataclass(frozen=True)
@@ -235,6 +236,11 @@ def run_of(folder: Path) -> RunDir:
 def exported_of(folder: Path) -> Path:
     """Where a job's model is written, in its folder."""
     return folder / "model"
+
+
+def answers_of(folder: Path, form: OutputForm) -> Path:
+    """Where the answers of a job that predicts appear, in its folder."""
+    return folder / f"answers.{form}"
 
 
 def rows_of(folder: Path) -> Path:

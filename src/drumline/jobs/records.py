@@ -11,7 +11,8 @@ END_STATES: frozenset[State] = frozenset({"succeeded", "failed", "cancelled", "t
 ACTIVE_STATES: frozenset[State] = frozenset({"starting", "running", "stopping"})
 """A job in one of these holds leases and, but for moments, a process."""
 
-JobKind = Literal["train", "finetune"]
+JobKind = Literal["train", "finetune", "infer"]
+OutputForm = Literal["jsonl", "csv", "parquet"]
 
 
 @dataclass(frozen=True)
@@ -59,16 +60,19 @@ class Work:
 
     kind: JobKind
     settings: Mapping[str, Any]
-    """train: a RunConfig as YAML has it. finetune: dotted settings beside those that are chosen from model and data."""
+    """train: a RunConfig as YAML has it. finetune: dotted settings beside those that are chosen from model and data.
+    infer: an InferenceConfig without model, files and output."""
     model: str | None = None
-    """finetune: folder, or the hub name that was allowed."""
+    """finetune, infer: folder, or the hub name that was allowed."""
     model_name: str | None = None
     """As the request called it."""
     data: tuple[str, ...] = ()
-    """finetune: files. Texts that came with a request lie in the job's own folder."""
+    """finetune, infer: files. Texts that came with a request lie in the job's own folder."""
     parallel: Literal["auto", "data_parallel", "distributed"] = "auto"
     export: bool = False
     """Write a Hugging Face folder when it is done."""
+    output: OutputForm = "jsonl"
+    """infer: what the answers are written as."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +124,11 @@ class Job:
     waits_for: str = ""
     """Of a queued one: why it does not run yet."""
     progress: Mapping[str, Any] = field(default_factory=dict)
-    """step, num_steps, loss, rates, … as monitor.runs.RunFacts has them; written about once a second."""
+    """step, num_steps, loss, rates, … as monitor.runs.RunFacts has them; rows and rates of one that predicts. Written
+    about once a second."""
     result: Mapping[str, Any] = field(default_factory=dict)
-    """Of an ended one: success, model_path, training_time, best_loss, gpu_stats, and usage for accounting."""
+    """Of an ended one: success, model_path, training_time, best_loss, gpu_stats, and usage for accounting; of one that
+    predicts output_path, rows, rows_failed and summary too."""
 
     @property
     def has_ended(self) -> bool:

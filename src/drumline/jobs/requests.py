@@ -61,24 +61,37 @@ class ResourcesRequest(Request):
 class JobRequest(Request):
     """A job that somebody asks for."""
 
-    kind: Literal["train", "finetune"] = Field("finetune", description="A whole RunConfig, or a model and data.")
+    kind: Literal["train", "finetune", "infer"] = Field(
+        "finetune", description="A whole RunConfig, or a model and data to learn from, or a model and rows to answer."
+    )
     config: dict[str, Any] | None = Field(None, description="train: a RunConfig, as a recipe has it.")
     model_name: Chosen | None = Field(
-        None, description="finetune: a name of the configured table, a folder, or a name on the hub that is allowed."
+        None,
+        description="finetune, infer: a name of the configured table, a folder, or a name on the hub that is allowed.",
     )
-    texts: Texts | None = Field(None, description="finetune: the rows to learn from, each a text or named values.")
+    texts: Texts | None = Field(
+        None, description="finetune: the rows to learn from, infer: those to answer; each a text or named values."
+    )
     path: Chosen | ChosenPaths | None = Field(
-        None, description="finetune: files or folders instead of texts, below the configured roots."
+        None, description="finetune, infer: files or folders instead of texts, below the configured roots."
     )
     max_length: Annotated[int, Field(ge=1, le=2**31)] | None = Field(
         None, description="finetune: most tokens of a row; none: by the rows."
     )
     columns: dict[str, str] = Field(
-        default={}, description="finetune: names that the task asks for, and the data's own."
+        default={},
+        description="finetune: names that the task asks for, and the data's own. infer: text, text_pair, label, id.",
     )
     settings: dict[str, Any] = Field(
-        default={}, description="finetune: short names as epochs and learning_rate, or the schema's own (train.lr)."
+        default={},
+        description="finetune: short names as epochs and learning_rate, or the schema's own (train.lr). infer: those "
+        "of an InferenceConfig (batching.tokens) beside its task.",
     )
+    task: dict[str, Any] | None = Field(
+        None,
+        description="infer: what is asked, by kind: generate, choose, classify, token_classify, embed or score.",
+    )
+    output: Literal["jsonl", "csv", "parquet"] = Field("jsonl", description="infer: what the answers are written as.")
     parallel: Literal["auto", "data_parallel", "distributed"] = Field(
         "auto", description="data_parallel: one process with a thread a GPU; else a process a GPU."
     )

@@ -99,15 +99,16 @@ def _bring(source: Path, target: Path) -> None:
 
 def _moved_config(path: Path, old: Path, new: Path) -> str:
     """config.yaml with the new folder wherever it named the old one: run directory, texts, cache."""
-    values = _moved(load_config(path).model_dump(mode="json"), str(old), str(new))
+    values = moved(load_config(path).model_dump(mode="json"), str(old), str(new))
     return dump_config(config_from_mapping(values, str(path)))
 
 
-def _moved(value: Any, old: str, new: str) -> Any:
+def moved(value: Any, old: str, new: str) -> Any:
+    """A JSON value with a new folder wherever a text names the old one, or something below it."""
     if isinstance(value, dict):
-        return {key: _moved(each, old, new) for key, each in value.items()}
+        return {key: moved(each, old, new) for key, each in value.items()}
     if isinstance(value, list):
-        return [_moved(each, old, new) for each in value]
+        return [moved(each, old, new) for each in value]
     if isinstance(value, str) and (value == old or value.startswith(f"{old}/")):
         return new + value.removeprefix(old)
     return value

@@ -23,9 +23,9 @@ from drumline.jobs.adoption import since_boot
 from drumline.jobs.devices import node_of
 from drumline.jobs.events import Asked, Event, Granted, Kill, Overdue, Release
 from drumline.jobs.executor import Executor
-from drumline.jobs.keeper_files import run_of
+from drumline.jobs.prediction_results import PredictionWatch
 from drumline.jobs.records import ACTIVE_STATES, Inventory, Job, Lease
-from drumline.jobs.results import DEVICE_SECONDS, no_result, progress_of, result_of
+from drumline.jobs.results import DEVICE_SECONDS, no_result, progress_of, result_of, watch_of
 from drumline.jobs.scheduler import decide
 from drumline.jobs.states import handle, with_the_clock
 from drumline.jobs.store import Change, Store
@@ -83,7 +83,7 @@ class Supervisor:
         """Since when each active job has been in its state (by id, attempt and state), as this process saw it."""
         self._asked: dict[str, float] = {}
         """When a job was asked to stop last."""
-        self._watches: dict[tuple[str, int], RunWatch] = {}
+        self._watches: dict[tuple[str, int], RunWatch | PredictionWatch] = {}
         self._done: dict[str, float] = {}
         """When something that is done now and then was done last, by `clock`."""
         self._troubles: dict[str, str] = {}
@@ -281,11 +281,11 @@ class Supervisor:
             logger.warning("%s: what became of it cannot be read: %s", job.id, error)
             return no_result(job, error), progress
 
-    def _watch(self, job: Job) -> RunWatch:
+    def _watch(self, job: Job) -> RunWatch | PredictionWatch:
         """What follows the run of a job's present attempt."""
         key = (job.id, job.attempt)
         if key not in self._watches:
-            self._watches[key] = RunWatch(run_of(self._executor.folder(job.id)).path, self._clock)
+            self._watches[key] = watch_of(job, self._executor.folder(job.id), self._clock)
         return self._watches[key]
 
     def _schedule_guarded(self, now: float) -> None:

@@ -20,8 +20,10 @@ from drumline.service.calls import (
     delete_data_call,
     file_call,
     finetune_request,
+    infer_request,
     job_call,
     list_call,
+    output_call,
     read,
     submit_call,
     wait_before,
@@ -40,6 +42,7 @@ from drumline.service.connection import (
     stream_settings,
 )
 from drumline.service.event_stream import END, REWRITTEN, Event, EventReader
+from drumline.service.fetched_file import fetched_file
 from drumline.service.views import JobDetail, JobList, JobView, LinesPage, RecordsPage
 
 A = TypeVar("A", bound=BaseModel)
@@ -90,6 +93,19 @@ class AsyncClient:
         """
         return await self.submit(finetune_request(model_name, dataset, settings, job))
 
+    async def infer(
+        self,
+        model_name: str,
+        rows: Texts | str | Path,
+        task: Mapping[str, Any] | None = None,
+        **job: Any,
+    ) -> JobView:
+        """Ask for a prediction. rows: texts or rows, or a path that the service may read. task: kind and its settings.
+
+        job: other fields of the request, as settings, columns, output, name, resources.
+        """
+        return await self.submit(infer_request(model_name, rows, task, job))
+
     async def get(self, job_id: str) -> JobDetail:
         """One job at this moment."""
         return await self._read(JobDetail, job_call(job_id))
@@ -115,6 +131,28 @@ class AsyncClient:
     async def delete_data(self, job_id: str) -> None:
         """Remove the texts of an ended job."""
         await self._ask(delete_data_call(job_id))
+
+    async def output(self, job_id: str, path: str | Path) -> Path:
+        """Save the answers of a job that has predicted; the file is there once it is whole. Raises Conflict before."""
+        target = Path(path)
+        for wait_s in (*waits(self._tries), None):
+            try:
+                async with self._http.stream("GET", output_call(job_id).path) as response:
+                    if response.is_success:
+                        with fetched_file(target) as file:
+                            async for chunk in response.aiter_bytes():
+                                file.write(chunk)
+                        return target
+                    await response.aread()
+                    failure: Exception = self._address.told(response)
+                    if response.status_code not in AGAIN:
+                        raise failure
+            except httpx.TransportError as error:
+                failure = self._address.failure(error)
+            if wait_s is None:
+                raise failure
+            await asyncio.sleep(wait_s)
+        raise AssertionError("the last try returns or raises")
 
     async def wait(
         self, job_id: str, timeout_s: float | None = None, on_progress: OnProgress | None = None

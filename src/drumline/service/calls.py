@@ -54,6 +54,18 @@ def finetune_request(
     return {"kind": "finetune", "model_name": model_name, **data, "settings": dict(settings or {}), **(job or {})}
 
 
+def infer_request(
+    model_name: str,
+    rows: Sequence[str | Mapping[str, Any]] | str | Path,
+    task: Mapping[str, Any] | None = None,
+    job: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The body that asks for a prediction. rows: texts or rows to send, or a path that the service may read."""
+    data = {"path": str(rows)} if isinstance(rows, str | Path) else {"texts": list(rows)}
+    asked = {} if task is None else {"task": dict(task)}
+    return {"kind": "infer", "model_name": model_name, **data, **asked, **(job or {})}
+
+
 def list_call(filters: Mapping[str, Any], cursor: str | None = None) -> Call:
     """Ask for a page of jobs. A filter of None is left out; one with several values is given several times."""
     query = [("limit", str(PAGE))]
@@ -72,6 +84,11 @@ def change_call(job_id: str, change: Literal["cancel", "retry"], body: Any = Non
     """Ask for a change; `retry` makes a new job, and carries a key so that it makes one."""
     headers = {"Idempotency-Key": secrets.token_hex(16)} if change == "retry" else {}
     return Call("POST", f"{_path(job_id)}/{change}", body=body, headers=headers)
+
+
+def output_call(job_id: str) -> Call:
+    """Ask for the answers of a job that has predicted."""
+    return Call("GET", f"{_path(job_id)}/output")
 
 
 def delete_data_call(job_id: str) -> Call:

@@ -20,8 +20,10 @@ from drumline.service.calls import (
     delete_data_call,
     file_call,
     finetune_request,
+    infer_request,
     job_call,
     list_call,
+    output_call,
     read,
     submit_call,
     wait_before,
@@ -40,6 +42,7 @@ from drumline.service.connection import (
     stream_settings,
 )
 from drumline.service.event_stream import END, REWRITTEN, Event, EventReader
+from drumline.service.fetched_file import fetched_file
 from drumline.service.views import JobDetail, JobList, JobView, LinesPage, RecordsPage
 
 __all__ = ["AsyncClient", "Client"]
@@ -98,6 +101,19 @@ class Client:
         """
         return self.submit(finetune_request(model_name, dataset, settings, job))
 
+    def infer(
+        self,
+        model_name: str,
+        rows: Texts | str | Path,
+        task: Mapping[str, Any] | None = None,
+        **job: Any,
+    ) -> JobView:
+        """Ask for a prediction. rows: texts or rows, or a path that the service may read. task: kind and its settings.
+
+        job: other fields of the request, as settings, columns, output, name, resources.
+        """
+        return self.submit(infer_request(model_name, rows, task, job))
+
     def get(self, job_id: str) -> JobDetail:
         """One job at this moment."""
         return self._read(JobDetail, job_call(job_id))
@@ -122,6 +138,28 @@ class Client:
     def delete_data(self, job_id: str) -> None:
         """Remove the texts of an ended job."""
         self._ask(delete_data_call(job_id))
+
+    def output(self, job_id: str, path: str | Path) -> Path:
+        """Save the answers of a job that has predicted; the file is there once it is whole. Raises Conflict before."""
+        target = Path(path)
+        for wait_s in (*waits(self._tries), None):
+            try:
+                with self._http.stream("GET", output_call(job_id).path) as response:
+                    if response.is_success:
+                        with fetched_file(target) as file:
+                            for chunk in response.iter_bytes():
+                                file.write(chunk)
+                        return target
+                    response.read()
+                    failure: Exception = self._address.told(response)
+                    if response.status_code not in AGAIN:
+                        raise failure
+            except httpx.TransportError as error:
+                failure = self._address.failure(error)
+            if wait_s is None:
+                raise failure
+            time.sleep(wait_s)
+        raise AssertionError("the last try returns or raises")
 
     def wait(self, job_id: str, timeout_s: float | None = None, on_progress: OnProgress | None = None) -> JobDetail:
         """The job once it has ended. on_progress is called with each look at it. Raises RemoteError after timeout_s."""

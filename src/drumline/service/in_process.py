@@ -92,4 +92,6 @@ class InProcess:
             return run.logs / "agent.log"
         if (rank := source.removeprefix("rank_")) != source and rank.isdecimal():
             return run.log_of(int(rank))
-        raise ConfigError(f"a job has no log {source!r}", "there are command, launcher and rank_<n>")
+        if (worker := source.removeprefix("worker_")) != source and worker.isdecimal():
+            return run.logs / f"worker_{int(worker)}.log"
+        raise ConfigError(f"a job has no log {source!r}", "there are command, launcher, rank_<n> and worker_<n>")

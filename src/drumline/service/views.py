@@ -49,6 +49,11 @@ class ProgressView(View):
     mfu: float | None = Field(None, description="Share of the GPUs' peak rate, 0 to 1.")
     eta_s: float | None = None
     elapsed_s: float | None = None
+    rows_done: int | None = Field(None, description="Of a job that predicts, as are those that follow.")
+    rows_total: int | None = Field(None, description="Null while the rows are being read.")
+    rows_failed: int | None = Field(None, description="Of those done: rows with an error instead of an answer.")
+    rows_per_s: float | None = None
+    tokens_per_s: float | None = None
 
 
 class JobLinks(View):
@@ -63,6 +68,7 @@ class JobLinks(View):
     config: str
     checkpoints: str
     page: str
+    output: str | None = Field(None, description="Of a job that predicts: its answers, once it has succeeded.")
 
 
 class JobView(View):
@@ -94,6 +100,9 @@ class JobView(View):
     model_path: str | None = Field(None, description="Folder of the model that it wrote.")
     training_time: float | None = Field(None, description="Seconds.")
     best_loss: float | None = None
+    output_path: str | None = Field(None, description="File of the answers of a job that has predicted.")
+    rows: int | None = Field(None, description="Of an ended job that predicted: rows that are done.")
+    rows_failed: int | None = Field(None, description="Those of them that have an error instead of an answer.")
     gpu_stats: dict[str, Any] | None = Field(None, description="gpus, gpu_seconds, energy_j, cost.")
     retry_of: str | None = None
     version: int
@@ -105,6 +114,9 @@ class JobDetail(JobView):
 
     training_history: list[dict[str, Any]] | None = Field(
         None, description="Log lines and evaluations of an ended job; of a long one evenly spread ones."
+    )
+    summary: dict[str, Any] | None = Field(
+        None, description="Of a job that has predicted: counts over all rows, as its summary.json has them."
     )
 
 
@@ -169,7 +181,9 @@ def job_view(job: Job, base: str) -> JobView:
 def job_detail(job: Job, base: str, history: Sequence[Mapping[str, Any]] | None) -> JobDetail:
     """What the job's own address tells. history: records of metrics.jsonl, of an ended job."""
     told = None if history is None else [finite(record) for record in history]
-    return JobDetail.model_validate({**job_values(job, base), "training_history": told})
+    summary = finite(job.result.get("summary"))
+    values = {"training_history": told, "summary": summary if isinstance(summary, dict) else None}
+    return JobDetail.model_validate({**job_values(job, base), **values})
 
 
 def timestamp(time: float | None) -> str | None:
@@ -194,7 +208,7 @@ def finite(value: Any) -> Any:
     return value
 
 
-def job_links(job_id: str, base: str) -> dict[str, str]:
+def job_links(job_id: str, base: str, kind: JobKind) -> dict[str, str | None]:
     """A JobLinks, as plain values."""
     own = f"{base}/jobs/{job_id}"
     return {
@@ -207,6 +221,7 @@ def job_links(job_id: str, base: str) -> dict[str, str]:
         "config": f"{own}/config",
         "checkpoints": f"{own}/checkpoints",
         "page": f"{base}/#/jobs/{job_id}",
+        "output": f"{own}/output" if kind == "infer" else None,
     }
 
 
@@ -241,10 +256,13 @@ def job_values(job: Job, base: str) -> dict[str, Any]:
         "model_path": _text(result.get("model_path")),
         "training_time": _number(result.get("training_time")),
         "best_loss": _number(result.get("best_loss")),
+        "output_path": _text(result.get("output_path")),
+        "rows": _number(result.get("rows")),
+        "rows_failed": _number(result.get("rows_failed")),
         "gpu_stats": gpu_stats if isinstance(gpu_stats, dict) else None,
         "retry_of": job.retry_of,
         "version": job.version,
-        "links": job_links(job.id, base),
+        "links": job_links(job.id, base, job.work.kind),
     }
 
 

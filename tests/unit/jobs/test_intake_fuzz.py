@@ -18,6 +18,7 @@ from drumline.jobs.finetuning_settings import SHORT_NAMES, as_overrides
 from drumline.jobs.intake import accept
 from drumline.jobs.intake_fields import TREATMENTS, Fields
 from drumline.jobs.intake_paths import Places
+from drumline.jobs.intake_predictions import RULES, prediction_fields
 from drumline.jobs.requests import JobRequest
 
 OUTSIDE = "outside"
@@ -74,8 +75,9 @@ def test_no_path_leads_out(service: ServiceConfig, parts: list[str], start: str)
         assert not any(OUTSIDE in str(match) for match in folder.glob(str(found.relative_to(folder)) if parts else "x"))
 
 
-def names() -> st.SearchStrategy[str]:
-    return st.sampled_from([*sorted(Fields().known), *SHORT_NAMES, "", ".", "a.b", "train.lr=1", "\ud800", "__class__"])
+def names(fields: Fields | None = None) -> st.SearchStrategy[str]:
+    known = sorted((fields or Fields()).known)
+    return st.sampled_from([*known, *SHORT_NAMES, "", ".", "a.b", "train.lr=1", "\ud800", "__class__"])
 
 
 VALUES = st.recursive(
@@ -113,8 +115,9 @@ def taken_or_refused(service: ServiceConfig, says: dict[str, Any]) -> None:
         assert isinstance(error, ConfigError | TooLarge) and error.problem and error.fix
         return
     json.dumps(dict(found.work.settings), allow_nan=False)
+    treatments = RULES.treatments if request.kind == "infer" else TREATMENTS
     for name, value in leaves(found.work.settings):
-        assert TREATMENTS.get(name, "plain") == "plain" or "passwd" not in str(value)
+        assert treatments.get(name, "plain") == "plain" or "passwd" not in str(value)
     if request.kind == "finetune":
         as_overrides(found.work.settings)
 
@@ -140,6 +143,15 @@ def test_no_setting_that_names_something_takes_what_lies_outside(service: Servic
     request = JobRequest(model_name="gpt2", texts=["a"], settings={name: value})
     with pytest.raises(ConfigError):
         accept(request, service, Places(service), None, has_gpus=False)
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(
+    said=st.dictionaries(names(prediction_fields()), VALUES | st.just({"path": "/etc/passwd"}), max_size=3),
+    task=st.none() | st.dictionaries(st.sampled_from(["kind", "prompt", "labels", "stop", "top_k", "x"]), VALUES),
+)
+def test_any_prediction_is_taken_or_refused(service: ServiceConfig, said: dict[str, Any], task: Any) -> None:
+    taken_or_refused(service, {"kind": "infer", "model_name": "gpt2", "texts": ["a"], "settings": said, "task": task})
 
 
 @settings(derandomize=True, max_examples=60, deadline=None)

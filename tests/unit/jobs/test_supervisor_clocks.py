@@ -11,7 +11,7 @@ from drumline.config.service import ServiceConfig
 from drumline.jobs import results
 from drumline.jobs import supervisor as module
 from drumline.jobs.events import Asked, End, Ended
-from drumline.jobs.records import Inventory
+from drumline.jobs.records import Inventory, Job
 from drumline.jobs.states import handle
 from drumline.jobs.supervisor import Supervisor
 from drumline.monitor.runs import RunWatch
@@ -162,12 +162,12 @@ def test_a_long_queue_has_its_pause_whatever_happens(service: Service, monkeypat
 def test_an_end_goes_on_with_what_was_read_already(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     watches = []
 
-    def watch(path: Path, clock: Callable[[], float]) -> RunWatch:
-        watches.append(RunWatch(path, clock))
+    def watch(job: Job, folder: Path, clock: Callable[[], float]) -> RunWatch:
+        watches.append(RunWatch(folder / "run", clock))
         return watches[-1]
 
-    monkeypatch.setattr(module, "RunWatch", watch)
-    monkeypatch.setattr(results, "RunWatch", None)
+    monkeypatch.setattr(module, "watch_of", watch)
+    monkeypatch.setattr(results, "watch_of", None)
     service.add("a")
     metrics = service.executor.folder("a") / "run/metrics.jsonl"
     metrics.parent.mkdir(parents=True)

@@ -11,14 +11,15 @@ export function jobActions(id, mayChange, done, failed) {
     el("button", { type: "button", class: kind, hidden: true, on: { click: () => act(text, run, question) } }, text);
   const cancel = button("Cancel", "danger", cancelJob, [
     "Cancel this job?",
-    "What runs is asked to save and stop; it can be gone on with later from its checkpoint.",
+    "What runs is asked to save and stop; it can be gone on with later from where it stood.",
     "Cancel the job",
   ]);
   const retry = button("Retry", "", () => again(false));
   const resume = button("Retry from checkpoint", "", () => again(true));
   const forget = button("Delete texts", "danger", deleteTexts, [
     "Delete the texts of this job?",
-    "The texts that came with it, and what was prepared of them, are removed for good. It cannot be retried then.",
+    "The texts that came with it, what was prepared of them, and answers to them are removed for good. It cannot be " +
+      "retried then.",
     "Delete texts",
   ]);
   const compare = el("a", { class: "button", href: `#/history?with=${encodeURIComponent(id)}` }, "Compare");
@@ -61,7 +62,7 @@ export function jobActions(id, mayChange, done, failed) {
       show(cancel, mayChange && !ended && job.state !== "stopping");
       show(retry, mayChange && ended);
       show(resume, mayChange && ended && numCheckpoints > 0);
-      show(forget, mayChange && ended && job.kind === "finetune");
+      show(forget, mayChange && ended && job.kind !== "train");
     },
   };
 }

@@ -112,6 +112,7 @@ function filterFields(query, stateChoice, seesAll) {
           ["", "All"],
           ["finetune", "Fine-tuning"],
           ["train", "Training"],
+          ["infer", "Prediction"],
         ]),
       ),
     ),

@@ -7,8 +7,8 @@ import { streamState } from "./stream_state.js";
 
 const MOST_LINES = 5000; // in the page; the whole file is behind the link
 
-/** Section with one of the job's logs; ranks(n) says how many processes have one. */
-export function jobLog(id) {
+/** Section with one of the job's logs; ranks(n) says how many processes have one. workers: of a prediction. */
+export function jobLog(id, { workers = false } = {}) {
   const text = el("pre", { class: "log", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "Log" });
   const source = el("select", { id: "log-source" });
   const followed = el("input", { type: "checkbox", id: "log-follow" });
@@ -65,8 +65,10 @@ export function jobLog(id) {
     if (count === number) return;
     number = count;
     const chosen = source.value || "command";
-    const each = Array.from({ length: count }, (_, rank) => [`rank_${rank}`, `Process ${rank}`]);
-    source.replaceChildren(...options([["command", "Command"], ["launcher", "Launcher"], ...each]));
+    const [stem, word] = workers ? ["worker", "Worker"] : ["rank", "Process"];
+    const each = Array.from({ length: count }, (_, rank) => [`${stem}_${rank}`, `${word} ${rank}`]);
+    const launcher = workers ? [] : [["launcher", "Launcher"]];
+    source.replaceChildren(...options([["command", "Command"], ...launcher, ...each]));
     source.value = chosen;
   }
 

@@ -1,6 +1,6 @@
 // Rows of jobs, as the lists of queue and history show them.
 import { el, keyed, put, show } from "./dom.js";
-import { bytes, count, duration, hasEnded, number, percent, rate, STATES, title, when } from "./format.js";
+import { bytes, count, duration, hasEnded, integer, number, percent, rate, STATES, title, when } from "./format.js";
 import { badge, bar, setBadge, setBar } from "./parts.js";
 
 export const jobAddress = (id) => `#/jobs/${encodeURIComponent(id)}`;
@@ -27,11 +27,14 @@ export function fillState(cell, job) {
   setBadge(cell.firstChild, job.state);
 }
 
-/** Share of the updates that are done, 0 to 1; null where nobody knows. */
+/** Share of the updates, or of the rows of a prediction, that are done, 0 to 1; null where nobody knows. */
 export function shareOf(job) {
-  const { step, num_steps: all } = job.progress;
+  const { step, num_steps: all, rows_done: done, rows_total: rows } = job.progress;
+  if (predicts(job)) return rows > 0 ? done / rows : null;
   return all > 0 && step !== null ? step / all : null;
 }
+
+export const predicts = (job) => job.kind === "infer";
 
 /** Bar, updates and time left; of a queued job what it waits for, of an ended one why it ended. */
 export function fillProgress(cell, job) {
@@ -47,10 +50,20 @@ function progressWords(job) {
   if (job.state === "queued") return job.waits_for || "Waits for its turn";
   if (hasEnded(job)) return job.state === "succeeded" ? "" : firstSentence(job.message);
   const { step, num_steps: all, eta_s: left } = job.progress;
+  if (predicts(job)) return rowWords(job);
   if (step === null) return job.state === "starting" ? "Starts" : "No update yet";
   const steps = all ? `${number(step)} of ${count(all, "update")}` : count(step, "update");
   return left === null ? steps : `${steps}, ${duration(left)} left`;
 }
+
+function rowWords(job) {
+  const { rows_done: done, rows_total: all, eta_s: left } = job.progress;
+  if (!known(done)) return job.state === "starting" ? "Starts" : "Reads its rows";
+  const rows = known(all) ? `${integer(done)} of ${count(all, "row")}` : count(done, "row");
+  return known(left) ? `${rows}, ${duration(left)} left` : rows;
+}
+
+const known = (value) => value !== null && value !== undefined;
 
 const firstSentence = (text) => (text.length > 140 ? `${text.slice(0, 139)}…` : text);
 

@@ -2,11 +2,24 @@
 import { ask, jobPath } from "./api.js";
 import { currency } from "./currency.js";
 import { announce, el, mark, put, show } from "./dom.js";
-import { bytes, duration, hasEnded, integer, money, energy, number, percent, STATES, title, when } from "./format.js";
+import {
+  bytes,
+  duration,
+  hasEnded,
+  integer,
+  money,
+  energy,
+  number,
+  percent,
+  rate,
+  STATES,
+  title,
+  when,
+} from "./format.js";
 import { jobActions } from "./job_actions.js";
 import { jobCharts } from "./job_charts.js";
 import { jobLog } from "./job_log.js";
-import { askedDevices, jobAddress, rateOf, shareOf, shortDevice } from "./job_rows.js";
+import { askedDevices, jobAddress, predicts, rateOf, shareOf, shortDevice } from "./job_rows.js";
 import { badge, bar, card, facts, heading, problemBox, setBadge, setBar, skeleton, table } from "./parts.js";
 import { poll } from "./poll.js";
 
@@ -19,6 +32,15 @@ const TILES = {
   elapsed: "Training time",
   left: "Time left",
 };
+const ROW_TILES = {
+  rows: "Rows",
+  failed: "Rows with an error",
+  rate: "Rate",
+  tokens: "Tokens",
+  elapsed: "Time",
+  left: "Time left",
+};
+const KINDS = { finetune: "Fine-tuning", train: "Training", infer: "Prediction" };
 const FACTS = {
   id: "Id",
   model: "Model",
@@ -34,6 +56,7 @@ const FACTS = {
   ended: "Ended",
   best: "Best loss",
   model_path: "Model folder",
+  output: "Answers",
   energy: "Energy",
   cost: "Cost",
   retry_of: "Retry of",
@@ -103,25 +126,31 @@ function bodyOf(job, session, changed, failed) {
   const actions = jobActions(job.id, mayChange, changed, failed);
   const why = el("div", { class: "note" }, el("p", { class: "why" }), el("p", { class: "muted fix" }));
   const progress = bar("Progress");
-  const tiles = facts(TILES, "tiles");
+  const tiles = facts(predicts(job) ? ROW_TILES : TILES, "tiles");
   const more = facts(FACTS);
-  const charts = jobCharts(job.id);
-  const log = jobLog(job.id);
-  const checkpoints = checkpointCard(job.id);
+  const charts = predicts(job) ? null : jobCharts(job.id);
+  const log = jobLog(job.id, { workers: predicts(job) });
+  const checkpoints = predicts(job) ? null : checkpointCard(job.id);
   const config = configCard(job.id);
   const standing = el("section", { class: "card standing", "aria-label": "Progress" }, progress, tiles.list);
 
   function set(now, before) {
     fillWhy(why, now);
     const share = shareOf(now);
-    show(standing, now.progress.step !== null);
+    show(standing, predicts(now) ? share !== null : now.progress.step !== null);
     setBar(progress, share, share === null ? "" : percent(share));
-    tiles.set(tileValues(now));
+    tiles.set(predicts(now) ? rowValues(now) : tileValues(now));
     tiles.show("left", !hasEnded(now));
     more.set(factValues(now));
     for (const [name, text] of Object.entries(factValues(now))) more.show(name, text !== "");
     fillLink(more.value("retry_of"), now.retry_of);
+    fillAnswers(more.value("output"), now);
     log.ranks(typeof now.resources.devices === "number" ? Math.max(now.devices.length, 1) : now.devices.length || 1);
+    if (checkpoints === null) {
+      const kept = now.state !== "succeeded" && now.progress.rows_done > 0 ? 1 : 0;
+      actions.set(now, kept);
+      return;
+    }
     const saved = checkpoints.update(now, before);
     actions.set(now, saved);
     checkpoints.whenKnown((count) => actions.set(now, count));
@@ -132,14 +161,14 @@ function bodyOf(job, session, changed, failed) {
     whole: [
       why,
       standing,
-      charts.whole,
+      charts?.whole,
       log.whole,
-      el("div", { class: "columns" }, card("About", [more.list]), checkpoints.whole),
+      el("div", { class: "columns" }, card("About", [more.list]), checkpoints?.whole),
       config.whole,
-    ],
+    ].filter(Boolean),
     set,
     stop() {
-      charts.stop();
+      charts?.stop();
       log.stop();
     },
   };
@@ -169,12 +198,25 @@ function tileValues(job) {
   };
 }
 
+function rowValues(job) {
+  const { rows_done: done, rows_total: all, rows_failed: failed } = job.progress;
+  const { rows_per_s: rows, tokens_per_s: tokens, elapsed_s: elapsed, eta_s: left } = job.progress;
+  return {
+    rows: all ? `${integer(done)} of ${integer(all)}` : integer(done),
+    failed: integer(failed),
+    rate: rate(rows, "rows"),
+    tokens: rate(tokens, "tokens"),
+    elapsed: duration(job.training_time ?? elapsed),
+    left: duration(left),
+  };
+}
+
 function factValues(job) {
   const spent = job.gpu_stats ?? {};
   return {
     id: job.id,
     model: job.model_name ?? "",
-    kind: job.kind === "finetune" ? "Fine-tuning" : "Training",
+    kind: KINDS[job.kind],
     owner: job.owner,
     user_id: job.user_id ?? "",
     asked: askedDevices(job.resources),
@@ -186,6 +228,7 @@ function factValues(job) {
     ended: job.ended_at ? when(job.ended_at) : "",
     best: job.best_loss === null ? "" : number(job.best_loss),
     model_path: job.model_path ?? "",
+    output: job.output_path?.split("/").at(-1) ?? "",
     energy: spent.energy_j ? energy(spent.energy_j) : "",
     cost: spent.cost ? money(spent.cost, spent.currency) : "",
     retry_of: job.retry_of ?? "",
@@ -195,6 +238,13 @@ function factValues(job) {
 function fillLink(place, id) {
   if (!id) return;
   if (!place.querySelector("a")) place.replaceChildren(el("a", { href: jobAddress(id) }, id));
+}
+
+/** The answers of a job that has predicted, to be saved. */
+function fillAnswers(place, job) {
+  if (!job.output_path || place.querySelector("a")) return;
+  const href = new URL(jobPath(job.id, "/output"), document.baseURI).href;
+  place.replaceChildren(el("a", { href, download: "" }, factValues(job).output));
 }
 
 /** Checkpoints, asked for as the job saves and when it ends. */

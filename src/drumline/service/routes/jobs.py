@@ -44,6 +44,21 @@ EXAMPLES: dict[str, Example] = {
         "summary": "A whole RunConfig.",
         "value": {"kind": "train", "config": {"train": {"epochs": 1}}, "resources": {"devices": "auto", "priority": 5}},
     },
+    "infer": {
+        "summary": "Have a model answer rows, one answer a row, in order.",
+        "value": {
+            "kind": "infer",
+            "model_name": "gpt2",
+            "texts": [{"id": "a", "text": "first text"}, {"id": "b", "text": "second text"}],
+            "columns": {"id": "id"},
+            "task": {
+                "kind": "choose",
+                "prompt": {"prompt": "Is this about cats? {text} Answer:"},
+                "labels": ["yes", "no"],
+            },
+            "output": "jsonl",
+        },
+    },
 }
 
 
@@ -99,7 +114,8 @@ def _add_reading(routes: APIRouter) -> None:
     def get_job(job_id: JobId, request: Request, service: TheService, who: TheWho, base: TheBase) -> Response:
         """One job: how far it is, and what became of it."""
         job = service.board.get(job_id, who)
-        history = training_history(service.board.folder(job) / "run") if job.has_ended else None
+        learns = job.work.kind != "infer"
+        history = training_history(service.board.folder(job) / "run") if job.has_ended and learns else None
         return tagged(request, job_detail(job, base, history))
 
 
@@ -113,7 +129,7 @@ def _add_changes(routes: APIRouter) -> None:
         base: TheBase,
         key: IdempotencyKey = None,
     ) -> JobView:
-        """Ask for a job: a whole RunConfig (kind train), or a model and data (kind finetune)."""
+        """Ask for a job: a whole RunConfig (kind train), a model and data (finetune), or a model and rows (infer)."""
         job = service.board.submit(body, who, idempotency_of(key, who, "jobs", body))
         view = job_view(job, base)
         response.headers["Location"] = view.links.self

@@ -35,7 +35,7 @@ from drumline.service.views import (
 )
 
 EVENT_STREAM = "text/event-stream"
-LOG_SOURCE = r"^(command|launcher|rank_[0-9]{1,6})$"
+LOG_SOURCE = r"^(command|launcher|(rank|worker)_[0-9]{1,6})$"
 STREAM_HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
 STREAM: Answers = {
     **NOT_CHANGED,
@@ -58,7 +58,11 @@ class PageQuery(BaseModel):
 class LogQuery(PageQuery):
     """Which part of which log."""
 
-    source: str = Field("command", pattern=LOG_SOURCE, description="command, launcher, or rank_0, rank_1, …")
+    source: str = Field(
+        "command",
+        pattern=LOG_SOURCE,
+        description="command, launcher, or rank_0, rank_1, …; worker_0, … of a prediction",
+    )
 
 
 LastEventId = Annotated[
@@ -132,6 +136,8 @@ def log_path(folder: Path, source: str) -> Path:
     if source == "command":
         return log_of(folder)
     run = run_of(folder)
+    if source.startswith("worker_"):
+        return run.logs / f"{source}.log"
     return run.logs / "agent.log" if source == "launcher" else run.log_of(int(source.removeprefix("rank_")))
 
 
