@@ -1,0 +1,181 @@
+"""Prediction on a real GPU: engines that agree, memory that does run out, a row that kills. Run: pytest -m gpu."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from drumline.config.inference import InferenceConfig
+from drumline.infer.loading import make_predictor
+from drumline.infer.split import load_split
+from drumline.infer.work import WorkSettings, work
+from drumline.predictions import PredictionDir
+from drumline.rundir import RunDir
+from tests.tiny_models import VOCAB_SIZE, save_llama
+
+pytestmark = pytest.mark.gpu
+
+MIB = 1 << 20
+WORDS = [
+    "whale",
+    "ship",
+    "sea",
+    "captain",
+    "the",
+    "of",
+    "and",
+    "harpoon",
+    "white",
+    "deep",
+    "old",
+    "man",
+    "said",
+    "call",
+]
+NEW_TOKENS = 24
+
+
+def rows_of(count: int, longest: int) -> list[dict[str, Any]]:
+    draw = random.Random(0)
+    return [{"id": i, "text": " ".join(draw.choices(WORDS, k=draw.randint(2, longest)))} for i in range(count)]
+
+
+def config_of(folder: Path, model: Path, rows: list[dict[str, Any]], **sections: Any) -> InferenceConfig:
+    folder.mkdir()
+    source = folder / "rows.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return InferenceConfig.model_validate(
+        {
+            "model": {"path": str(model), "dtype": "float32", **sections.pop("model", {})},
+            "rows": {"files": [str(source)]},
+            "output": {"file": str(folder / "answers.jsonl")},
+            **sections,
+        }
+    )
+
+
+def answers_of(config: InferenceConfig) -> list[dict[str, Any]]:
+    """By one worker in this process."""
+    device = torch.device("cuda", 0)
+    RunDir.create(config.directory)
+    work(PredictionDir(config.directory), make_predictor(config, device), WorkSettings(config, device))
+    return read(config.output.file)
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def writing(engine: str = "padded") -> dict[str, Any]:
+    prompt = {"prompt": "{text}", "raw": True}
+    return {"kind": "generate", "max_new_tokens": NEW_TOKENS, "engine": engine, "prompt": prompt}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_llama(tmp_path_factory.mktemp("llama"), hidden_size=128, intermediate_size=256, num_hidden_layers=3)
+
+
+@pytest.mark.parametrize("engine", ["padded", "static", "continuous"])
+def test_engines_write_what_the_model_writes_alone(tmp_path: Path, model: Path, engine: str) -> None:
+    rows = rows_of(40, 60)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    alone = transformers.AutoModelForCausalLM.from_pretrained(model).cuda().eval()
+    ids = [tokenizer(row["text"], return_tensors="pt").input_ids.cuda() for row in rows]
+    options: dict[str, Any] = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
+    expected = [alone.generate(one, attention_mask=torch.ones_like(one), **options)[0, one.shape[1] :] for one in ids]
+    found = answers_of(config_of(tmp_path / "run", model, rows, task=writing(engine)))
+    texts = [tokenizer.decode(one, skip_special_tokens=True) for one in expected]
+    assert [answer["answer"] for answer in found] == texts
+    assert all(answer["error"] is None for answer in found)
+
+
+def test_the_engine_and_the_size_of_batches_are_found_and_kept(tmp_path: Path, model: Path) -> None:
+    rows = rows_of(60, 40)
+    config = config_of(tmp_path / "run", model, rows, task=writing("auto"))
+    found = answers_of(config)
+    assert [answer["id"] for answer in found] == list(range(60))
+    facts = json.loads(PredictionDir(config.directory).facts.read_text())
+    assert facts["engine"] in ("padded", "static", "continuous")
+    assert facts["tokens"] > 1000
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """What is allocated, and 700 MiB."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 700 * MIB) / total)
+    yield
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    torch.cuda.empty_cache()
+
+
+def test_a_batch_that_does_not_fit_is_split_and_the_rest_goes_on(tmp_path: Path, little_memory: None) -> None:
+    shape = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4, "num_attention_heads": 8}
+    model = save_llama(tmp_path / "model", **shape)
+    rows = rows_of(384, 80)
+    many = {"tokens": 1_000_000, "rows": 384}
+    config = config_of(tmp_path / "large", model, rows, task=writing(), batching=many)
+    found = answers_of(config)
+    directory = PredictionDir(config.directory)
+    [trouble] = [json.loads(file.read_text()) for file in directory.trouble.glob("*.json")]
+    assert set(trouble["reasons"]) == {"out of memory"}
+    assert len(trouble["parts"]) > 1
+    few = answers_of(config_of(tmp_path / "small", model, rows, task=writing(), batching={"tokens": 8192}))
+    assert found == few
+    assert all(answer["error"] is None for answer in found)
+
+
+def test_a_row_that_loses_the_gpu_fails_alone(tmp_path: Path) -> None:
+    # The tokenizer knows ids that the model has no embedding of; only some rows have such.
+    model = save_llama(tmp_path / "model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    bad = tokenizer.decode([VOCAB_SIZE - 1])
+    rows = [row for row in rows_of(80, 20) if max(tokenizer(row["text"]).input_ids) < VOCAB_SIZE - 1][:16]
+    assert len(rows) == 16 and tokenizer(bad).input_ids == [VOCAB_SIZE - 1]
+    smaller = transformers.AutoModelForCausalLM.from_pretrained(model)
+    smaller.resize_token_embeddings(VOCAB_SIZE - 1)
+    smaller.save_pretrained(model)
+    for row in rows[3:12:8]:
+        row["text"] += bad
+    config = config_of(tmp_path / "run", model, rows)
+    command = [sys.executable, "-m", "drumline", "infer", "--model", str(model), "--data", config.rows.files[0]]
+    command += ["--out", str(config.output.file), "--task", "score", "--set", "batching.tokens=4096"]
+    result = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=540)
+    assert result.returncode == 0, result.stdout + result.stderr
+    answers = read(config.output.file)
+    failed = {place: answer["error"] for place, answer in enumerate(answers) if answer["error"] is not None}
+    assert set(failed) == {3, 11}
+    assert all("device-side assert" in error or "CUDA error" in error for error in failed.values())
+    assert all(answer["perplexity"] > 1 for place, answer in enumerate(answers) if place not in failed)
+
+
+def test_a_split_model_gives_the_scores_of_a_whole_one(tmp_path: Path, model: Path) -> None:
+    devices = [f"cuda:{number}" for number in range(min(2, torch.cuda.device_count()))]
+    config = config_of(tmp_path / "run", model, rows_of(2, 5), split={"gpus": len(devices)})
+    split = load_split(model, config, devices)
+    assert {str(parameter.device) for parameter in split.parameters()} == set(devices)
+    whole = transformers.AutoModelForCausalLM.from_pretrained(model).cuda().eval()
+    ids = torch.arange(60, device="cuda").view(3, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(split(ids).logits.to("cuda:0"), whole(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_random_weights_are_made_on_their_gpus(tmp_path: Path, model: Path) -> None:
+    sections = {"split": {"device_map": {"": 0}}, "model": {"random_weights": True}}
+    config = config_of(tmp_path / "run", model, rows_of(2, 5), **sections)
+    made = load_split(model, config, ["cuda:0"])
+    again = load_split(model, config, ["cuda:0"])
+    for one, other in zip(made.parameters(), again.parameters(), strict=True):
+        assert one.is_cuda and torch.equal(one, other)
