@@ -19,9 +19,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks/inference.py"
     ("arguments", "modes", "rows"),
     [
         (["generate", "--shape", "tiny"], ["drumline", "drumline:static", "batch:4", "continuous"], 16),
-        (["embed", "--shape", "tiny_encoder"], ["drumline", "batch:32"], 64),
         (["classify", "--shape", "tiny_encoder", "--rows", "40"], ["drumline", "batch:32"], 40),
-        (["roads", "--shape", "tiny_gpt_oss", "--rows", "8", "--roads", "2"], ["road 2"], 8),
     ],
 )
 def test_it_measures(tmp_path: Path, arguments: list[str], modes: list[str], rows: int) -> None:

@@ -135,8 +135,8 @@ def _check_kind(request: JobRequest, *, complete: bool) -> None:
         what = "fine-tuned" if request.kind == "finetune" else "asked"
         raise ConfigError("model_name is missing", f"name the model that is to be {what}")
     if (request.texts is not None and request.path is not None) or (complete and request.texts == request.path):
-        what = "a fine-tuning learns from" if request.kind == "finetune" else "a prediction answers"
-        raise ConfigError(f"{what} texts or what is at path", "send one of the two")
+        what = "a fine-tuning learns" if request.kind == "finetune" else "a prediction takes its rows"
+        raise ConfigError(f"{what} from texts or from path", "send one of the two")
 
 
 def _data(request: JobRequest, config: ServiceConfig, places: Places) -> tuple[bytes | None, tuple[str, ...]]:
