@@ -149,7 +149,9 @@ def test_compressed_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [gzip.compress(b'{"a": 1}\n' * 1000)[:-9], b"no gzip at all", b"\x1f\x8b\x08" + bytes(30)]
+    "content",
+    [gzip.compress(b'{"a": 1}\n' * 1000)[:-9], b"no gzip at all", b"\x1f\x8b\x08" + bytes(30)],
+    ids=["cut", "no gzip", "empty gzip"],
 )
 def test_a_damaged_compressed_file(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(DataError, match=r"a\.jsonl\.gz is damaged"):
