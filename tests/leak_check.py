@@ -23,7 +23,10 @@ allowed_children: set[int] = set()
 IGNORED_VARIABLES = frozenset(
     {
         "PYTEST_CURRENT_TEST",  # pytest sets it anew for every phase
-        "TORCHINDUCTOR_CACHE_DIR",  # Inductor writes its default here the first time that it compiles
+        # Inductor writes its defaults here the first time that it compiles, on a GPU those of Triton as well.
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TRITON_CACHE_DIR",
+        "TRITON_PTXAS_PATH",
         "KMP_DUPLICATE_LIB_OK",  # scikit-learn, imported by transformers where it is installed, sets both
         "KMP_INIT_AT_FORK",
     }

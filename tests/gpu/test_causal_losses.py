@@ -22,7 +22,7 @@ from drumline.models.token_losses import PLAIN, Tail, losses_and_gradient, piece
 from drumline.parallel.strategy import Task
 from drumline.tasks import LanguageModelling, Preference
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode")]
 
 VOCABULARY, LENGTH, ROWS = 49152, 1024, 16
 CUDA = torch.device("cuda", 0)
@@ -61,8 +61,8 @@ def on_gpu(batch: Any) -> Any:
 @contextmanager
 def without_syncs() -> Iterator[None]:
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")

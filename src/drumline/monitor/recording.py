@@ -39,6 +39,8 @@ PHASE_S = 5.0
 """How long a phase must last to have records of its own; a shorter one is in the record of those around it."""
 SINKS_S = 2.0
 """What of the recorder's own end the last alerts may take."""
+LAST_LOOK_S = 1.0
+"""How long a run's last record waits for the driver."""
 WAIT_S = 0.5
 """How long a look at the health may hold up everything else; a slow one is used when it is there."""
 
@@ -153,6 +155,7 @@ class Recording:
         if self._facts is None or self._facts.state not in ("done", "interrupted"):
             self._look_at_health(asks=False)  # it may well be why
         self._alert()
+        self._look_once_more()
         self._record()
         self.sampler.stop()
         self._sinks.close(SINKS_S)
@@ -198,6 +201,7 @@ class Recording:
         self._facts = self._watch.look()
         over = self._facts.state in ("done", "interrupted")
         if over and not self._over:
+            self._look_once_more()
             self._record()
         elif self._over and not over:
             self._begin_anew()
@@ -246,6 +250,11 @@ class Recording:
             age = self.sampler.age_s()
             facts[self._job.node] = {"driver_age_s": now - self._began if age is None else age}
         return facts
+
+    def _look_once_more(self) -> None:
+        """Before the last record: a run that was shorter than the time between two looks has taken energy too."""
+        if self.sampler.running and not self._over:
+            self.sampler.look_within(LAST_LOOK_S)
 
     def _record(self) -> None:
         """A line about all looks since the one before; nothing where nobody told anything, or the run is over."""
