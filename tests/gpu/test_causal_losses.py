@@ -22,7 +22,11 @@ from drumline.models.token_losses import PLAIN, Tail, losses_and_gradient, piece
 from drumline.parallel.strategy import Task
 from drumline.tasks import LanguageModelling, Preference
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Synchronization debug mode")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo looks at it for its guards
+]
 
 VOCABULARY, LENGTH, ROWS = 49152, 1024, 16
 CUDA = torch.device("cuda", 0)

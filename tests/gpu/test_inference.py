@@ -15,6 +15,7 @@ import torch
 import transformers
 
 from drumline.config.inference import InferenceConfig
+from drumline.infer.budget import MOST_ATTEMPTS
 from drumline.infer.loading import make_predictor
 from drumline.infer.split import load_split
 from drumline.infer.work import WorkSettings, work
@@ -153,11 +154,11 @@ def test_a_row_that_loses_the_gpu_fails_alone(tmp_path: Path) -> None:
     while (result := subprocess.run(command, capture_output=True, text=True, timeout=120)).returncode != 0:
         assert "the GPU is lost to this process" in result.stderr, result.stderr
         lost += 1
-        assert lost <= 4  # 8 rows, 4, 2, and the one alone
+        assert lost <= MOST_ATTEMPTS + 4
     errors = {answer["x"]: answer["error"] for answer in read(tmp_path / "answers.jsonl")}
     assert "device-side assert" in errors.pop(9)
     assert set(errors.values()) == {None}
-    assert lost == 4
+    assert lost == MOST_ATTEMPTS + 4  # the trials of how much fits, then 8 rows, 4, 2, and the one alone
 
 
 def test_a_split_model_gives_the_scores_of_a_whole_one(tmp_path: Path, model: Path) -> None:

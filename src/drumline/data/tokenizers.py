@@ -94,7 +94,7 @@ class ByteTokenizer:
         if pair is None:
             return ModelRow(first[:longest], np.zeros(min(len(first), longest), dtype=np.int64))
         second = self.encode(pair)
-        keep, keep_pair = _share(len(first), len(second), longest - 1)
+        keep, keep_pair = kept_of(len(first), len(second), longest - 1)
         ids = np.concatenate([first[:keep], [BYTE_END_OF_DOCUMENT], second[:keep_pair]])
         return ModelRow(ids, (np.arange(len(ids)) > keep).astype(np.int64))
 
@@ -181,7 +181,7 @@ class HuggingFaceTokenizer:
 
     def _finished(self, first: Any, second: Any, longest: int) -> Any:
         room = max(0, longest - self._tokenizer.num_special_tokens_to_add(second is not None))
-        keep, keep_second = _share(len(first), 0 if second is None else len(second), room)
+        keep, keep_second = kept_of(len(first), 0 if second is None else len(second), room)
         first.truncate(keep)
         if second is not None:
             second.truncate(keep_second)
@@ -301,7 +301,7 @@ def _pad_id(folder: Path, vocabulary: dict[str, int], end: int | None) -> int:
     return next((vocabulary[name] for name in names if name in vocabulary), end or 0)
 
 
-def _share(first: int, second: int, room: int) -> tuple[int, int]:
+def kept_of(first: int, second: int, room: int) -> tuple[int, int]:
     """How many ids of two texts to keep, so that both fit: the shorter one whole while that leaves it the shorter."""
     keep_second = min(second, max(room // 2, room - first))
     return min(first, room - keep_second), keep_second

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from drumline.infer.records import Answer
 from drumline.predictions import PredictionDir
@@ -34,7 +35,8 @@ class Encoded(NamedTuple):
 
 def encode(answer: Answer) -> Encoded:
     """Pure. Raises TypeError, ValueError or RecursionError for what JSON cannot hold."""
-    return Encoded(answer, _to_json(_packed(answer)))
+    columns = (f"{_to_json(name)}: {_text_of(value)}" for name, value in answer.items())
+    return Encoded(answer, f"{{{', '.join(columns)}}}")
 
 
 class AnswersWriter:
@@ -114,8 +116,8 @@ class AnswersIndex:
 
 def plain_or_packed(value: Any) -> Any:
     """What JSON has for a value of NumPy's; vectors of float32 are packed. Raises TypeError for other values."""
-    if isinstance(value, np.ndarray) and value.dtype == np.float32 and value.ndim == 1:
-        return {VECTOR: base64.b64encode(value.astype("<f4", copy=False).tobytes()).decode()}
+    if _is_vector(value):
+        return {VECTOR: _in_base64(value)}
     if isinstance(value, (np.ndarray, np.generic)):
         return value.tolist()
     raise TypeError(f"an answer holds a {type(value).__name__}, which JSON has no form for")
@@ -124,9 +126,19 @@ def plain_or_packed(value: Any) -> Any:
 _to_json = json.JSONEncoder(default=plain_or_packed).encode
 
 
-def _packed(answer: Answer) -> Answer:
-    """Lists of numbers as arrays, where float32 holds them exactly."""
-    return {name: _as_vector(value) if isinstance(value, list) else value for name, value in answer.items()}
+def _text_of(value: Any) -> str:
+    """A column as JSON; a list of numbers is packed where float32 holds them exactly."""
+    value = _as_vector(value) if isinstance(value, list) else value
+    # JSON would look at each character again, for longer than all else takes.
+    return f'{{"{VECTOR}": "{_in_base64(value)}"}}' if _is_vector(value) else _to_json(value)
+
+
+def _is_vector(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype == np.float32 and value.ndim == 1
+
+
+def _in_base64(vector: NDArray[np.float32]) -> str:
+    return base64.b64encode(vector.astype("<f4", copy=False).tobytes()).decode()
 
 
 def _as_vector(values: list[Any]) -> Any:

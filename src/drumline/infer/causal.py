@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from drumline.infer import step_attention
 from drumline.infer.steady_room import steady_room
 from drumline.models.huggingface import text_config
 
@@ -81,5 +83,6 @@ class Causal:
             options["position_ids"] = positions if self.room is None else positions.clamp(max=self.room - 1)
         if self._keeps_last:
             options["logits_to_keep"] = 1
-        logits: Tensor = self.model(input_ids=ids, attention_mask=mask, **options).logits[:, -1]
+        with step_attention.for_steps(self.model) if ids.shape[1] == 1 else nullcontext():
+            logits: Tensor = self.model(input_ids=ids, attention_mask=mask, **options).logits[:, -1]
         return logits.to(self.device)

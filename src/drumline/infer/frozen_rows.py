@@ -49,11 +49,9 @@ class FrozenRows:
     def _read_block(self, first: int, count: int) -> list[Row]:
         starts = np.frombuffer(_read_all(self._offsets.fileno(), 8 * (count + 1), 8 * first), "<i8").tolist()
         text = _read_all(self._lines.fileno(), starts[-1] - starts[0], starts[0])
-        rows = []
-        for place in range(count):
-            value = json.loads(text[starts[place] - starts[0] : starts[place + 1] - starts[0]])
-            rows.append(Row(first + place, value.get("values", {}), value.get("problem")))
-        return rows
+        # All at once: a line is a value, and within one there is no end of a line.
+        values = json.loads(b"[" + text.rstrip(b"\n").replace(b"\n", b",") + b"]")
+        return [Row(first + place, value.get("values", {}), value.get("problem")) for place, value in enumerate(values)]
 
 
 def _read_all(descriptor: int, size: int, place: int) -> bytes:

@@ -2,7 +2,6 @@
 
 A step of a model of 8 billion parameters is about 700 kernels, which take longer to start one by one than to run. On
 a CUDA device they are captured once for each size and replayed as one graph; elsewhere the same code runs as it is.
-transformers computes attention over such a cache for one query without repeating the heads of keys and values.
 """
 
 from __future__ import annotations

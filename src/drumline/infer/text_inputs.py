@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from drumline.data.tokenizers import Ids, ModelRow, Tokenizer
+from drumline.data.tokenizers import Ids, ModelRow, Tokenizer, kept_of
 from drumline.errors import ConfigError, DataError
 from drumline.infer.prompt_text import is_absent
 from drumline.infer.records import Prepared, Row
@@ -45,7 +45,12 @@ class Limit:
 
     def cuts(self, num_tokens: int) -> bool:
         """Whether a row of so many tokens is to be cut."""
-        return self.tokens is not None and num_tokens > self.tokens
+        return num_tokens > self.longest
+
+    @property
+    def longest(self) -> int:
+        """To how many tokens rows are cut."""
+        return UNCUT if self.tokens is None or self.too_long == "error" else self.tokens
 
 
 def limit_of(model: nn.Module, context: int | None, too_long: Literal["error", "cut"]) -> Limit:
@@ -106,7 +111,7 @@ def field_of(values: Mapping[str, Any], name: str) -> str:
 
 
 class RowEncoder:
-    """Many texts, or pairs of texts, in the tokenizer's template at once, uncut; equal to its `encode_row`.
+    """Many texts, or pairs of texts, in the tokenizer's template at once; equal to its `encode_row`.
 
     Tokenizers encode many texts on all cores, but without the template's own ids, which are found by trying.
     """
@@ -117,20 +122,24 @@ class RowEncoder:
         self._second_type = 1
         self._parts = self._find()
 
-    def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None) -> list[ModelRow]:
-        """A row for each text, with the second one of `pairs` where there are pairs."""
+    def __call__(self, texts: Sequence[str], pairs: Sequence[str] | None, longest: int = UNCUT) -> list[Encoded]:
+        """A row of at most `longest` ids for each text, with the second one of `pairs` where there are pairs."""
         if self._parts is None:
             seconds: Sequence[str | None] = pairs or [None] * len(texts)
-            return [self._tokenizer.encode_row(a, b, UNCUT) for a, b in zip(texts, seconds, strict=True)]
+            rows = [self._tokenizer.encode_row(a, b, longest) for a, b in zip(texts, seconds, strict=True)]
+            return [Encoded(row.ids, row.type_ids if self._pair else None) for row in rows]
         first = self._tokenizer.encode_batch(texts)
         second = [None] * len(first) if pairs is None else self._tokenizer.encode_batch(pairs)
-        return [self._joined(self._parts, a, b) for a, b in zip(first, second, strict=True)]
+        return [self._joined(self._parts, a, b, longest) for a, b in zip(first, second, strict=True)]
 
-    def _joined(self, parts: Sequence[ModelRow], first: Ids, second: Ids | None) -> ModelRow:
-        pieces = [parts[0], ModelRow(first, np.zeros(len(first), dtype=np.int64)), parts[1]]
-        if second is not None:
-            pieces += [ModelRow(second, np.full(len(second), self._second_type)), parts[2]]
-        return ModelRow(np.concatenate([p.ids for p in pieces]), np.concatenate([p.type_ids for p in pieces]))
+    def _joined(self, parts: Sequence[ModelRow], first: Ids, second: Ids | None, longest: int) -> Encoded:
+        room = max(0, longest - sum(len(part.ids) for part in parts))
+        if second is None:
+            return Encoded(np.concatenate([parts[0].ids, first[:room], parts[1].ids]))
+        keep, keep_second = kept_of(len(first), len(second), room)
+        pieces = [parts[0], ModelRow(first[:keep], np.zeros(keep, dtype=np.int64)), parts[1]]
+        pieces += [ModelRow(second[:keep_second], np.full(keep_second, self._second_type)), parts[2]]
+        return Encoded(np.concatenate([p.ids for p in pieces]), np.concatenate([p.type_ids for p in pieces]))
 
     def _find(self) -> list[ModelRow] | None:
         """What stands before, between and after the texts; None where that depends on the texts."""
@@ -150,8 +159,9 @@ class RowEncoder:
             second = PROBES[1 - number] if self._pair else None
             wanted = self._tokenizer.encode_row(text, second, UNCUT)
             encoded = None if second is None else self._tokenizer.encode(second)
-            made = self._joined(parts, self._tokenizer.encode(text), encoded)
-            if not all(map(np.array_equal, made, wanted)):
+            made = self._joined(parts, self._tokenizer.encode(text), encoded, UNCUT)
+            types = wanted.type_ids if made.type_ids is None else made.type_ids
+            if not (np.array_equal(made.ids, wanted.ids) and np.array_equal(types, wanted.type_ids)):
                 return None
         return parts
 
@@ -167,7 +177,7 @@ class TextRows:
 
     def __call__(self, rows: Sequence[Row]) -> list[Prepared | str]:
         """A row for each, or what is wrong with it."""
-        found: list[Prepared | str] = []
+        found: list[str] = []
         texts: list[tuple[str, ...]] = []
         for row in rows:
             if row.problem is not None:
@@ -178,20 +188,12 @@ class TextRows:
                 found.append("")
             except DataError as error:
                 found.append(error.problem)
-        whole = [place for place, problem in enumerate(found) if problem == ""]
-        firsts = [each[0] for each in texts]
-        encoded = self._encode(firsts, [each[1] for each in texts] if len(self._columns) > 1 else None)
-        for place, text, ids in zip(whole, texts, encoded, strict=True):
-            found[place] = self._fitted(rows[place].number, text, ids)
-        return found
+        pairs = [each[1] for each in texts] if len(self._columns) > 1 else None
+        encoded = iter(self._encode([each[0] for each in texts], pairs, self._limit.longest))
+        return [problem or self._fitted(row.number, next(encoded)) for row, problem in zip(rows, found, strict=True)]
 
-    def _fitted(self, number: int, text: tuple[str, ...], row: ModelRow) -> Prepared | str:
-        if problem := self._limit.problem_of(len(row.ids)):
-            return problem
-        if self._limit.cuts(len(row.ids)):
-            assert self._limit.tokens is not None
-            row = self._tokenizer.encode_row(text[0], text[1] if len(text) > 1 else None, self._limit.tokens)
-        return prepared_ids(number, Encoded(row.ids, row.type_ids if len(text) > 1 else None), self._tokenizer)
+    def _fitted(self, number: int, encoded: Encoded) -> Prepared | str:
+        return self._limit.problem_of(len(encoded.ids)) or prepared_ids(number, encoded, self._tokenizer)
 
 
 def prepared_ids(number: int, encoded: Encoded, tokenizer: Tokenizer) -> Prepared:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from drumline.infer import step_attention
 from drumline.infer.causal import Causal
 from drumline.infer.cuda_graphs import WARM_UPS, Graphs
 from drumline.infer.decoding import Prompt, decode
@@ -106,17 +107,23 @@ def test_sizes_are_shared_and_memory_can_be_given_back() -> None:
 
 
 def test_heads_of_keys_and_values_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[int, int]] = []
-    real = torch.nn.functional.scaled_dot_product_attention
+    """Prompts go through torch's attention, each of three steps through our own; there are two layers."""
+    seen: dict[str, list[tuple[int, int]]] = {"prompts": [], "steps": []}
+    torchs, ours = torch.nn.functional.scaled_dot_product_attention, step_attention.attend
 
     def watched(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **options: Any) -> torch.Tensor:
-        seen.append((key.shape[1], value.shape[1]))
-        return real(query, key, value, **options)
+        seen["prompts"].append((key.shape[1], value.shape[1]))
+        return torchs(query, key, value, **options)
+
+    def watched_steps(module: Any, query: Any, key: Any, value: Any, *others: Any, **options: Any) -> Any:
+        seen["steps"].append((key.shape[1], value.shape[1]))
+        return ours(module, query, key, value, *others, **options)
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(step_attention, "attend", watched_steps)
     stepper = Static(Causal(causal_model("llama")), PAD)
     written(stepper, prompts_of(LENGTHS, 3))
-    assert len(seen) >= 4 and set(seen) == {(2, 2)}
+    assert seen == {"prompts": [(2, 2)] * 2, "steps": [(2, 2)] * 6}
 
 
 def test_no_more_columns_are_read_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,15 +31,17 @@ def with_template(folder: Path, pair: str) -> Tokenizer:
     return HuggingFaceTokenizer(folder)
 
 
+@pytest.mark.parametrize("longest", [UNCUT, 7])
 @pytest.mark.parametrize("pair", ["[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS] $A [SEP] [SEP] $B [SEP]"])
-def test_many_texts_at_once_are_encoded_as_one_by_one(tmp_path: Path, pair: str) -> None:
+def test_many_texts_at_once_are_encoded_as_one_by_one(tmp_path: Path, pair: str, longest: int) -> None:
     for tokenizer in (with_template(tmp_path, pair), ByteTokenizer()):
         encode = RowEncoder(tokenizer, pair=False)
-        for text, row in zip(TEXTS, encode(TEXTS, None), strict=True):
-            assert row.ids.tolist() == tokenizer.encode_row(text, None, UNCUT).ids.tolist()
+        for text, row in zip(TEXTS, encode(TEXTS, None, longest), strict=True):
+            assert row.ids.tolist() == tokenizer.encode_row(text, None, longest).ids.tolist()
         both = RowEncoder(tokenizer, pair=True)
-        for text, other, row in zip(TEXTS, TEXTS[::-1], both(TEXTS, TEXTS[::-1]), strict=True):
-            wanted = tokenizer.encode_row(text, other, UNCUT)
+        for text, other, row in zip(TEXTS, TEXTS[::-1], both(TEXTS, TEXTS[::-1], longest), strict=True):
+            wanted = tokenizer.encode_row(text, other, longest)
+            assert row.type_ids is not None
             assert [row.ids.tolist(), row.type_ids.tolist()] == [wanted.ids.tolist(), wanted.type_ids.tolist()]
 
 
