@@ -7,7 +7,9 @@ ASSETS ?= $(CURDIR)/.venv/test-assets
 PYTEST := $(BIN)/python -m pytest
 # Folders that hold tests; an empty one does not outlive a clone. Most of the first are one process, so two run at once.
 TWO_AT_ONCE := $(wildcard tests/unit tests/contract)
-ONE_BY_ONE := $(wildcard tests/ranks tests/cli tests/examples tests/service tests/chaos)
+# What starts commands waits as much as it computes; two files run at once, as the tests of one share what was trained.
+TWO_FILES_AT_ONCE := $(wildcard tests/cli tests/examples tests/service)
+ONE_BY_ONE := $(wildcard tests/ranks tests/chaos)
 
 .PHONY: help .venv demo test unit test-system assets lint types format docs clean
 .DELETE_ON_ERROR:
@@ -41,6 +43,7 @@ demo: .venv
 
 test: .venv
 	$(PYTEST) --numprocesses 2 $(TWO_AT_ONCE)
+	$(PYTEST) --numprocesses 2 --dist loadfile $(TWO_FILES_AT_ONCE)
 	$(PYTEST) $(ONE_BY_ONE)
 
 unit: .venv
