@@ -8,8 +8,8 @@ PYTEST := $(BIN)/python -m pytest
 # Folders that hold tests; an empty one does not outlive a clone. Most of the first are one process, so two run at once.
 TWO_AT_ONCE := $(wildcard tests/unit tests/contract)
 # What starts commands waits as much as it computes; two files run at once, as the tests of one share what was trained.
-TWO_FILES_AT_ONCE := $(wildcard tests/cli tests/examples tests/service)
-ONE_BY_ONE := $(wildcard tests/ranks tests/chaos)
+TWO_FILES_AT_ONCE := $(wildcard tests/cli)
+ONE_BY_ONE := $(wildcard tests/ranks tests/examples tests/service tests/chaos)
 
 .PHONY: help .venv demo test unit test-system assets lint types format docs clean
 .DELETE_ON_ERROR:

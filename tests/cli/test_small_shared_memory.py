@@ -174,11 +174,11 @@ def test_a_batch_larger_than_any_before_it_is_an_error_with_advice(tmp_path: Pat
         assert "--shm-size" in fix and "loader.num_workers" in fix
 
 
-def test_600_batches_that_are_kept_need_no_file_handles(tmp_path: Path) -> None:
+def test_2000_batches_that_are_kept_need_no_file_handles(tmp_path: Path) -> None:
     (tmp_path / "keep.py").write_text(KEEP)
-    ended = run(tmp_path, sys.executable, "keep.py", "256", "256", "600", "1")
+    ended = run(tmp_path, sys.executable, "keep.py", "256", "256", "2000", "1")
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines()[-1] == "600 (256, 256)"
+    assert ended.stdout.splitlines()[-1] == "2000 (256, 256)"
     assert "do not fit" not in ended.stderr
 
 

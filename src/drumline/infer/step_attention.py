@@ -35,31 +35,24 @@ def for_steps(model: Any) -> Iterator[None]:
 
 
 def attend(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
-    **options: Any,
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Of queries [B, H, T, W] over keys and values [B, G, columns, W]: [B, T, H, W], as transformers wants it.
 
     attention_mask: true where a column counts, or what is added to the scores, [B or 1, H or 1, T, columns].
+    options: scaling, of the scores (W ** -0.5), and others of transformers' attention.
     """
     is_exact = query.dtype == torch.float32 or query.is_cuda
     if query.shape[2] != 1 or options.get("position_bias") is not None or not is_exact:
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-        found: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
-        )
+        found: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
         return found
     rows, heads, _, width = query.shape
     groups, columns = key.shape[1:3]
-    scaled = query * (width**-0.5 if scaling is None else scaling)
-    queries = scaled.reshape(rows * groups, heads // groups, width)
+    scaling = options.get("scaling")
+    queries = query * (width**-0.5 if scaling is None else scaling)
+    queries = queries.reshape(rows * groups, heads // groups, width)
     keys = key.reshape(rows * groups, columns, width).transpose(1, 2)
     values = value.reshape(rows * groups, columns, -1)
     # In float32, as the fused kernels have them.
