@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -86,11 +87,11 @@ def check_output(output: Path) -> None:
     check_ending(output)
     if output.is_dir():
         raise DataError(f"output.file: {output} is a folder", "name a file")
-    probe = output.with_name(f".{output.name}.probe")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
+        # Under a name of its own: other workers of the run may be at this, too.
+        with tempfile.NamedTemporaryFile(dir=output.parent, prefix=f".{output.name}.", suffix=".probe"):
+            pass
     except OSError as error:
         raise DataError(
             f"output.file: {output} cannot be written: {error.strerror}",
