@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import logging
 import subprocess
 import sys
 import tempfile
@@ -293,6 +294,8 @@ def main(chosen: argparse.Namespace) -> None:
     """Print a line a mode as it comes, with how it stands to the best that is not ours."""
     import transformers
 
+    logging.basicConfig(format="%(message)s")
+    logging.getLogger("drumline").setLevel(logging.INFO)  # which engine was taken, and why
     work = {"generate": generate, "embed": read_whole, "classify": read_whole, "roads": roads}[chosen.task]
     card = torch.cuda.get_device_name() if CUDA else "cpu"
     versions = {"device": card, "torch": torch.__version__, "transformers": transformers.__version__}

@@ -137,6 +137,7 @@ def test_preferences_begin_at_log_two_without_waiting(adapted: bool) -> None:
     assert trained and all(p.grad is not None and bool(p.grad.isfinite().all()) for p in trained)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by Dynamo, of its own doing
 def test_compiled_as_a_whole_it_has_the_same_loss() -> None:
     model, task, batch = make().to(CUDA), LanguageModelling(VOCABULARY, chunked_loss=PLAIN), on_gpu(rows(100))
     plain = float(one_pass(model, task, batch))
