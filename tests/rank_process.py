@@ -73,6 +73,7 @@ def _prepare(log: str) -> None:
     os.dup2(descriptor, 2)
     os.close(descriptor)
     faulthandler.register(signal.SIGUSR2, all_threads=True)
+    faulthandler.enable()  # a crash in native code shows where
     if sys.platform == "linux":
         set_parent_death_signal = 1
         ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
