@@ -79,6 +79,15 @@ class Server:
         self.jobs.append(job_id)
         return job
 
+    def wait_until_looked_at(self, limit_s: float = 30.0) -> None:
+        """Until the supervisor has said of each queued job why it waits."""
+        limit = time.monotonic() + limit_s
+        queued = [job_id for job_id in self.jobs if job_id.startswith("job-queued")]
+        while any((job := self.store.jobs.get(job_id)) is None or not job.waits_for for job_id in queued):
+            if time.monotonic() > limit:
+                raise SystemExit(f"the supervisor has not looked at all jobs within {limit_s:g} s")
+            time.sleep(0.1)
+
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Server]:
@@ -254,7 +263,7 @@ def main() -> None:
             server.add(number, "queued", node_of(server.config))
         for number in range(options.finished):
             server.add(number, "succeeded", node_of(server.config))
-        time.sleep(2.0)  # the supervisor has looked at all of them
+        server.wait_until_looked_at()
         result = {
             "machine": {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()},
             "jobs": {"queued": options.queued, "finished": options.finished},

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -44,7 +45,7 @@ def main(data_dir: Path, url: str, num_slots: int) -> None:
     supervisor.start()
     ready_file(data_dir, os.getpid()).touch()
     while True:
-        time.sleep(60)
+        signal.pause()
 
 
 if __name__ == "__main__":

@@ -89,9 +89,8 @@ def check_output(output: Path) -> None:
         raise DataError(f"output.file: {output} is a folder", "name a file")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        # Under a name of its own: other workers of the run may be at this, too.
-        with tempfile.NamedTemporaryFile(dir=output.parent, prefix=f".{output.name}.", suffix=".probe"):
-            pass
+        # Without a name: other workers of the run may be at this too, and one that is killed leaves nothing.
+        tempfile.TemporaryFile(dir=output.parent).close()
     except OSError as error:
         raise DataError(
             f"output.file: {output} cannot be written: {error.strerror}",

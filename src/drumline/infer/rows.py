@@ -31,6 +31,8 @@ from drumline.rundir import read_json, sync_directory, write_json
 
 MAX_COLUMNS = 10_000
 """Records with ever new names are no table."""
+MOST_LEVELS = 200
+"""Of values within each other: a row near Python's limit for JSON can be written, and not be read in a deeper call."""
 _FLUSH_ROWS = 65536
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -261,7 +263,7 @@ def _mended(values: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in values.items():
         with suppress(TypeError, ValueError, RecursionError):  # left out
-            found |= json.loads(_SURROGATE.sub("\ufffd", _encode({name: value})))
+            found |= json.loads(_SURROGATE.sub("\ufffd", _text({name: value})))
     return found
 
 
@@ -275,11 +277,29 @@ def _is_sound(name: str, value: Any) -> bool:
 
 
 def _line(value: Mapping[str, Any]) -> bytes:
-    return _encode(value).encode() + b"\n"
+    return _text(value).encode() + b"\n"
+
+
+def _text(value: Mapping[str, Any]) -> str:
+    """As JSON. Raises RecursionError also for what could be written here, and not be read in a deeper function."""
+    text = _encode(value)
+    if text.count("[") + text.count("{") > MOST_LEVELS and _is_deep(value):
+        raise RecursionError(f"more than {MOST_LEVELS} levels")
+    return text
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        mappings = [inner for each in level if isinstance(each, Mapping) for inner in each.values()]
+        level = mappings + [inner for each in level if isinstance(each, list | tuple) for inner in each]
+    return bool(level)
 
 
 def _told(error: Exception) -> str:
     """What is wrong with a row that cannot be written as JSON in UTF-8."""
+    if isinstance(error, RecursionError):
+        return f"it is nested too deeply: at most {MOST_LEVELS} levels are taken"
     if not isinstance(error, UnicodeEncodeError):
         return f"it holds what JSON cannot: {error}"
     code = ord(error.object[error.start])

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from drumline.models.huggingface import text_config
+
 NAME = "drumline_steps"
 """By which transformers knows it."""
 
@@ -22,7 +24,7 @@ NAME = "drumline_steps"
 @contextmanager
 def for_steps(model: Any) -> Iterator[None]:
     """Let the model's layers compute single tokens so; what is more than that, and other attention, stays as it was."""
-    config = model.config
+    config = text_config(model)  # of a model with images, the other parts keep what they have
     if config._attn_implementation != "sdpa":
         yield
         return

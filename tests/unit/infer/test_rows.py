@@ -13,6 +13,7 @@ from drumline.infer.frozen_rows import FrozenRows
 from drumline.infer.ledger_folder import make_folders
 from drumline.infer.records import Row
 from drumline.infer.rows import (
+    MOST_LEVELS,
     are_same_rows,
     check_columns,
     freeze_rows,
@@ -50,6 +51,31 @@ def test_rows_come_back_in_any_order(tmp_path: Path) -> None:
     frozen.close()
     with pytest.raises(DataError, match="are gone"):
         FrozenRows(directory)
+
+
+def nested(levels: int, *, mapping: bool = False) -> Any:
+    value: Any = 1
+    for _ in range(levels):
+        value = {"a": value} if mapping else [value]
+    return value
+
+
+@pytest.mark.parametrize("mapping", [False, True])
+def test_a_row_that_is_nested_too_deeply_is_one_bad_row(tmp_path: Path, mapping: bool) -> None:
+    """Some of these Python could write as JSON, and not read again: they ended the run of all rows."""
+    directory = PredictionDir(tmp_path)
+    levels = [3, MOST_LEVELS - 2, MOST_LEVELS, 900, 985, 990, 5000]
+    write_rows(directory, rows_of({"id": n, "deep": nested(n, mapping=mapping)} for n in levels), {})
+    rows = read_all(directory)
+    assert [row.values["id"] for row in rows] == levels
+    assert [row.values.get("deep") for row in rows[:2]] == [nested(n, mapping=mapping) for n in levels[:2]]
+    assert [row.problem for row in rows] == [None] * 2 + ["it is nested too deeply: at most 200 levels are taken"] * 5
+
+
+def test_brackets_in_a_text_are_no_levels(tmp_path: Path) -> None:
+    directory = PredictionDir(tmp_path)
+    write_rows(directory, rows_of(["[{" * 500]), {})
+    assert read_all(directory) == [Row(0, {"text": "[{" * 500})]
 
 
 def test_what_is_known_of_all_rows(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 from drumline.infer.step_attention import NAME, attend, for_steps
@@ -60,6 +61,23 @@ def test_several_tokens_are_transformers_own_business() -> None:
     module = SimpleNamespace(num_key_value_groups=HEADS // 2, is_causal=True)
     found, _ = attend(module, query, key, value, None)
     torch.testing.assert_close(found, by_torch(query, key, value, is_causal=True), rtol=1e-5, atol=1e-6)
+
+
+def test_other_parts_of_a_model_keep_their_attention() -> None:
+    """transformers hands what is set on a configuration down to its parts, of which each may have its own."""
+    vision = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    text = {"vocab_size": 32, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    text |= {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8}
+    config = transformers.Gemma3Config(
+        text_config=text, vision_config={**vision, "image_size": 8, "patch_size": 4}, mm_tokens_per_image=4
+    )
+    model: Any = transformers.Gemma3ForConditionalGeneration(config)
+    model.config._attn_implementation = {"": "sdpa", "text_config": "sdpa", "vision_config": "eager"}
+    with for_steps(model):
+        assert model.config.text_config._attn_implementation == NAME
+        assert model.config.vision_config._attn_implementation == "eager"
+    assert model.config.text_config._attn_implementation == "sdpa"
+    assert model.config.vision_config._attn_implementation == "eager"
 
 
 def test_a_model_has_its_own_attention_again_afterwards() -> None:

@@ -6,95 +6,23 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from drumline.config.monitor import MonitorConfig
 from drumline.hardware.health import Finding, Verdict
-from drumline.hardware.records import GpuSample, Pipes, Snapshot
+from drumline.hardware.records import Pipes
 from drumline.hardware.xids import Xid
-from drumline.launcher.recording import RecordingJob
 from drumline.monitor.health_watch import Health
-from drumline.monitor.recording import Recording, Sources
-from drumline.rundir import RESTART_REQUEST, LineWriter, Lock, RunDir, read_json, read_lines
-from tests.unit.monitor.snapshots import sample, snapshot
-
-PRICES = {"price_per_kwh": 0.5, "price_per_gpu_hour": 3.6}
-
-
-@dataclass
-class Machine:
-    """Two GPUs of the run and a third one, as the test says they are."""
-
-    clock: float = 100.0
-    health: Health = field(default_factory=Health)
-    values: dict[int, dict[str, Any]] = field(default_factory=dict)
-    gone: set[int] = field(default_factory=set)
-
-    def look(self) -> Snapshot:
-        return snapshot(*(self.sample(index) for index in range(3) if index not in self.gone), time=self.clock)
-
-    def sample(self, index: int) -> GpuSample:
-        values = {"utilization": 0.9, "power_w": 500.0, "energy_j": 500.0 * self.clock, "temperature_c": 60.0}
-        return sample(index, self.clock, **{**values, **self.values.get(index, {})})
-
-    def sources(self) -> Sources:
-        return Sources(self.look, lambda: self.health, lambda: self.clock)
-
-
-def job_of(run: RunDir, **more: Any) -> RecordingJob:
-    monitor = MonitorConfig.model_validate({**PRICES, **more.pop("monitor", {})}).model_dump(mode="json")
-    values = {
-        "run_dir": run.path,
-        "gpus": ("GPU-0", "GPU-1"),
-        "node": "node0",
-        "machine": 0,
-        "parent": 1,
-        "step": 0,
-        "elapsed_s": 30.0,
-        "written": time.time(),
-        "monitor": monitor,
-    }
-    return RecordingJob.from_line(RecordingJob(**{**values, **more}).to_line())
-
-
-@contextmanager
-def recording(machine: Machine, job: RecordingJob) -> Iterator[Recording]:
-    found = Recording(job, machine.sources())
-    yield found
-    found.close()
+from drumline.monitor.recording import Recording
+from drumline.rundir import RESTART_REQUEST, Lock, RunDir, read_json, read_lines
+from tests.unit.monitor.recorded_machine import Machine, events, job_of, lines, passes, recording, trains
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     return RunDir.create(tmp_path / "moby")
-
-
-def passes(recorded: Recording, machine: Machine, seconds: int) -> None:
-    """Time in which the sampler looks once a second and the recorder ticks."""
-    for _ in range(seconds):
-        machine.clock += 1
-        recorded.sampler.look()
-        recorded.tick()
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [record for record in read_lines(path) if record.get("kind") == "gpu"]
-
-
-def events(run: RunDir) -> list[dict[str, Any]]:
-    return list(read_lines(run.events))
-
-
-def trains(run: RunDir, step: int) -> None:
-    writer = LineWriter(run.metrics)
-    writer.write({"kind": "train", "step": step, "loss": 2.0, "elapsed_s": float(step)})
-    writer.close()
 
 
 def test_a_line_an_interval_about_the_run_s_own_gpus(run: RunDir) -> None:
@@ -141,6 +69,19 @@ def test_energy_time_and_cost_go_on_over_attempts(run: RunDir) -> None:
         passes(again, machine, 15)
     last = lines(run.metrics)[-1]
     assert (last["step"], last["energy_j"], last["gpu_s"]) == (7, 28_000.0, 60.0)
+
+
+def test_a_run_between_two_looks_has_taken_energy_too(run: RunDir) -> None:
+    """The sampler looks once an hour: when it starts, and for the last record."""
+    machine = Machine()
+    with recording(machine, job_of(run, monitor={"every_s": 3600.0})) as recorded:
+        recorded.start()
+        limit = time.monotonic() + 10
+        while recorded.sampler.latest is None and time.monotonic() < limit:
+            time.sleep(0.01)
+        machine.clock += 3
+    (only,) = lines(run.metrics)
+    assert only["energy_j"] == pytest.approx(2 * 3 * 500.0)
 
 
 def test_the_step_is_that_of_the_last_log_line(run: RunDir) -> None:
