@@ -7,11 +7,12 @@ ASSETS ?= $(CURDIR)/.venv/test-assets
 PYTEST := $(BIN)/python -m pytest
 # Folders that hold tests; an empty one does not outlive a clone. Most of the first are one process, so two run at once.
 TWO_AT_ONCE := $(wildcard tests/unit tests/contract)
-# What starts commands waits as much as it computes; two files run at once, as the tests of one share what was trained.
-TWO_FILES_AT_ONCE := $(wildcard tests/cli)
-ONE_BY_ONE := $(wildcard tests/ranks tests/examples tests/service tests/chaos)
+# What starts commands or ranks waits as much as it computes; two files run at once, as the tests of one share what was
+# trained, or a pool of ranks.
+TWO_FILES_AT_ONCE := $(wildcard tests/cli tests/ranks tests/examples)
+ONE_BY_ONE := $(wildcard tests/service tests/chaos)
 
-.PHONY: help .venv demo test unit test-system assets lint types format docs clean
+.PHONY: help .venv demo test unit test-system test-long assets lint types format docs clean
 .DELETE_ON_ERROR:
 
 help:
@@ -21,6 +22,7 @@ help:
 	@echo "make test-system  long tests, and such that need packages with data and models; fetch them first with: make assets,"
 	@echo "                  and on Debian and Ubuntu: apt-get install dataset-fashion-mnist prometheus"
 	@echo "                  postgresql chromium chromium-driver"
+	@echo "make test-long    longer cases of what the tests above check in short: an hour, before a release; the same packages"
 	@echo "make lint types   style and types; make format rewrites files"
 	@echo "make docs         write the pages of settings in docs/, and tests/contract/openapi.json, from the code"
 
@@ -50,7 +52,10 @@ unit: .venv
 	$(PYTEST) --numprocesses 2 tests/unit
 
 test-system: .venv
-	DRUMLINE_TEST_ASSETS=$(ASSETS) $(PYTEST) -m system tests
+	DRUMLINE_TEST_ASSETS=$(ASSETS) $(PYTEST) --numprocesses 2 --dist loadfile -m 'system and not long' tests
+
+test-long: .venv
+	DRUMLINE_TEST_ASSETS=$(ASSETS) $(PYTEST) --numprocesses 2 --dist loadfile -m 'long and not gpu' tests
 
 assets: .venv $(ASSETS)/.complete
 

@@ -13,7 +13,9 @@ from tests.chaos.schedule import MOMENTS, WEIGHTS, draw
 STEPS, FAULTS = 110, 4
 
 
-@pytest.mark.parametrize(("kind", "ranks", "seed"), [("single", 1, 10), ("ddp", 2, 3), ("fsdp", 2, 9)])
+@pytest.mark.parametrize(
+    ("kind", "ranks", "seed"), [("single", 1, 10), pytest.param("ddp", 2, 3, marks=pytest.mark.long), ("fsdp", 2, 9)]
+)
 @pytest.mark.system
 def test_a_disturbed_run_comes_to_the_same(kind: str, ranks: int, seed: int, tmp_path: Path) -> None:
     chaos = Chaos(tmp_path, kind, ranks, STEPS)

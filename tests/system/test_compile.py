@@ -33,10 +33,15 @@ def losses(folder: Path, name: str, *more: str) -> list[float]:
     return [record["loss"] for record in read_lines(RunDir(folder / "runs" / name).metrics)]
 
 
+@pytest.fixture(scope="module")
+def eager(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    found = losses(tmp_path_factory.mktemp("eager"), "eager", "hardware.num_processes=1")
+    assert len(found) == 6  # one before the first update
+    return found
+
+
 @pytest.mark.parametrize("mode", ["whole", "blocks"])
-def test_a_compiled_run_has_the_losses_of_an_eager_one(tmp_path: Path, mode: str) -> None:
-    eager = losses(tmp_path, "eager", "hardware.num_processes=1")
-    assert len(eager) == 6  # one before the first update
+def test_a_compiled_run_has_the_losses_of_an_eager_one(tmp_path: Path, mode: str, eager: list[float]) -> None:
     for processes in (1, 2):
         settings = (f"train.compile={mode}", f"hardware.num_processes={processes}")
         assert losses(tmp_path, f"{mode}-{processes}", *settings) == pytest.approx(eager, rel=1e-5)
@@ -51,6 +56,5 @@ def test_a_compiled_run_has_the_losses_of_an_eager_one(tmp_path: Path, mode: str
     ],
     ids=["selective", "full", "budget"],
 )
-def test_what_is_computed_twice_changes_no_loss(tmp_path: Path, settings: list[str]) -> None:
-    eager = losses(tmp_path, "eager", "hardware.num_processes=1")
+def test_what_is_computed_twice_changes_no_loss(tmp_path: Path, settings: list[str], eager: list[float]) -> None:
     assert losses(tmp_path, "compiled", *settings, "hardware.num_processes=2") == pytest.approx(eager, rel=1e-5)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.system
 
 COMMAND = str(Path(sys.executable).with_name("drumline"))
 NOTED = 3.446 - 3.319
-"""By how much thirty such updates were seen to lower the loss of held-out speeches, by a plain loop."""
+"""By how much thirty updates were seen to lower the loss of held-out speeches, by a plain loop."""
 TEXT = "Fellow citizens, the state of the union"
 
 
@@ -56,10 +56,12 @@ def train(folder: Path, assets: Path, num_processes: int, num_updates: int) -> d
     return {kind: [line["loss"] for line in lines if line["kind"] == kind] for kind in ("train", "eval")}
 
 
-def test_it_learns_and_is_exported(tmp_path: Path, assets: Path) -> None:
-    two = train(tmp_path, assets, num_processes=2, num_updates=30)
+@pytest.mark.parametrize(("num_updates", "lowered"), [(8, 0.03), pytest.param(30, NOTED, marks=pytest.mark.long)])
+def test_it_learns_and_is_exported(tmp_path: Path, assets: Path, num_updates: int, lowered: float) -> None:
+    two = train(tmp_path, assets, num_processes=2, num_updates=num_updates)
     before, after = two["eval"]
-    assert after <= before - NOTED
+    print(before, after)
+    assert after <= before - lowered
     # One process takes the same steps; how far two can drift apart in float32 shows after a few.
     one = train(tmp_path, assets, num_processes=1, num_updates=6)
     assert one["train"] == pytest.approx(two["train"][:6], abs=1e-4) and len(one["train"]) == 6
@@ -69,7 +71,7 @@ def test_it_learns_and_is_exported(tmp_path: Path, assets: Path) -> None:
     subprocess.run([COMMAND, "export", str(tmp_path / "run-2"), str(out)], check=True, timeout=300, capture_output=True)
     tokenizer = transformers.AutoTokenizer.from_pretrained(out)
     model = transformers.AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
-    state = torch.load(RunDir(tmp_path / "run-2").checkpoint_of(30) / "state.pt", weights_only=True)
+    state = torch.load(RunDir(tmp_path / "run-2").checkpoint_of(num_updates) / "state.pt", weights_only=True)
     trained = transformers.AutoModelForCausalLM.from_pretrained(assets / "smollm2", dtype=torch.float32).eval()
     ids = tokenizer(TEXT, return_tensors="pt").input_ids
     with torch.no_grad():

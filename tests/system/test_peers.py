@@ -51,7 +51,7 @@ def test_all_contestants_that_are_installed_do_the_same_work(tmp_path: Path) -> 
         ("strategies.py", ["decoder/fp32/single", "hf/bf16/ddp"], "| hf | bf16 | ddp | 0 |"),
         ("float8.py", ["bf16"], "| 191-200 |"),
         ("llama.py", ["full chunked"], "| ours full chunked |"),
-        ("ddp_scaling.py", ["on"], "recipe on 2 / raw torch DDP on 2 ="),
+        pytest.param("ddp_scaling.py", ["on"], "recipe on 2 / raw torch DDP on 2 =", marks=pytest.mark.long),
         ("data_parallel_peers.py", ["hf", "torch"], "hf data_parallel / torch DataParallel ="),
     ],
 )

@@ -118,17 +118,21 @@ def prepared(rows: list[dict[str, Any]], num_held_out: int, features: Features) 
     return Prepared(rows[num_held_out:], features, "train"), Prepared(rows[:num_held_out], features, "held out")
 
 
-def classification(assets: Assets, *, whole: bool) -> Problem:
+def classification(assets: Assets, *, whole: bool, num_rows: int = 4_000) -> Problem:
     """The topic of a definition, of 41."""
     rows = definitions(assets.wordnet)
     assert len(rows) == 95_231
     classes = Classes(row["label"] for row in rows)
     assert len(classes) == 41
     features = TextFeatures(HuggingFaceTokenizer(assets.minilm), 32, classes.one)
-    train, held_out = prepared(rows[:22_000] if whole else rows[:200], 2_000 if whole else 40, features)
+    train, held_out = prepared(rows[: 2_000 + num_rows] if whole else rows[:200], 2_000 if whole else 40, features)
     model = minilm(assets.minilm, "sequence_classification", len(classes), dropout=whole)
     settings = {"lr": 1e-4, "global_batch": 16, "micro_batch": 8}
     return Problem(model, Classification(len(classes)), train, held_out, settings, Pad(INPUTS))
+
+
+def classification_of_20000(assets: Assets, *, whole: bool) -> Problem:
+    return classification(assets, whole=whole, num_rows=20_000)
 
 
 def images(name: str, num_rows: int) -> TensorDataset:
@@ -258,7 +262,8 @@ def run(make: Make, assets: Assets, directory: str, whole: bool) -> Answer:
 
 
 AIMS: dict[Make, dict[str, float]] = {
-    classification: {"accuracy": 0.725},
+    classification: {"accuracy": 0.6},
+    classification_of_20000: {"accuracy": 0.725},
     image_classification: {"accuracy": 0.838, "f1": 0.83, "auc": 0.98},
     token_classification: {"accuracy": 0.8, "f1": 0.5},
     sequence_to_sequence: {"accuracy": 0.75},
@@ -266,9 +271,15 @@ AIMS: dict[Make, dict[str, float]] = {
     language_modelling: {"accuracy": 0.4},
 }
 """What each must come to, on rows that it has not seen; none is there before."""
+LONG = {classification_of_20000, contrastive, image_classification, sequence_to_sequence}
+"""Take minutes."""
 
 
-@pytest.mark.parametrize("make", AIMS, ids=lambda make: make.__name__)
+def each_make() -> list[Any]:
+    return [pytest.param(make, id=make.__name__, marks=[pytest.mark.long] if make in LONG else []) for make in AIMS]
+
+
+@pytest.mark.parametrize("make", each_make())
 def test_a_task_is_learned(ranks: RankPool, tmp_path: Path, assets: Assets, make: Make) -> None:
     answers = ranks.run(2, run, make, assets, fresh(tmp_path), True, timeout=900)
     assert answers[0] == answers[1]
@@ -279,7 +290,7 @@ def test_a_task_is_learned(ranks: RankPool, tmp_path: Path, assets: Assets, make
     assert after["loss"] < before["loss"]
 
 
-@pytest.mark.parametrize("make", AIMS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [make for make in AIMS if make is not classification_of_20000])
 def test_one_rank_takes_the_same_steps(ranks: RankPool, tmp_path: Path, assets: Assets, make: Make) -> None:
     ((losses, before, after),) = ranks.run(1, run, make, assets, fresh(tmp_path), False, timeout=300)
     assert len(losses) == 4
