@@ -40,7 +40,7 @@ def eager(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("mode", ["whole", "blocks"])
+@pytest.mark.parametrize("mode", [pytest.param("whole", marks=pytest.mark.long), "blocks"])
 def test_a_compiled_run_has_the_losses_of_an_eager_one(tmp_path: Path, mode: str, eager: list[float]) -> None:
     for processes in (1, 2):
         settings = (f"train.compile={mode}", f"hardware.num_processes={processes}")
@@ -50,11 +50,16 @@ def test_a_compiled_run_has_the_losses_of_an_eager_one(tmp_path: Path, mode: str
 @pytest.mark.parametrize(
     "settings",
     [
-        ["train.compile=blocks", "train.checkpointing={kind: selective}"],
-        ["train.compile=whole", "train.checkpointing={kind: full}"],
-        ["train.compile=whole", "train.checkpointing={kind: budget, budget: 0.3}", "task.chunked_loss=true"],
+        pytest.param(
+            ["train.compile=blocks", "train.checkpointing={kind: selective}"], id="selective", marks=pytest.mark.long
+        ),
+        pytest.param(["train.compile=whole", "train.checkpointing={kind: full}"], id="full"),
+        pytest.param(
+            ["train.compile=whole", "train.checkpointing={kind: budget, budget: 0.3}", "task.chunked_loss=true"],
+            id="budget",
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["selective", "full", "budget"],
 )
 def test_what_is_computed_twice_changes_no_loss(tmp_path: Path, settings: list[str], eager: list[float]) -> None:
     assert losses(tmp_path, "compiled", *settings, "hardware.num_processes=2") == pytest.approx(eager, rel=1e-5)

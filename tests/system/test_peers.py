@@ -26,6 +26,7 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.long
 def test_all_contestants_that_are_installed_do_the_same_work(tmp_path: Path) -> None:
     request = tmp_path / "request.json"
     options = {"task": "tiny", "rounds": 1, "peers_dir": str(BENCHMARKS / "peers"), "out": str(tmp_path / "out")}
@@ -48,11 +49,15 @@ def test_all_contestants_that_are_installed_do_the_same_work(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("script", "only", "said"),
     [
-        ("strategies.py", ["decoder/fp32/single", "hf/bf16/ddp"], "| hf | bf16 | ddp | 0 |"),
+        pytest.param(
+            "strategies.py", ["decoder/fp32/single", "hf/bf16/ddp"], "| hf | bf16 | ddp | 0 |", marks=pytest.mark.long
+        ),
         ("float8.py", ["bf16"], "| 191-200 |"),
         ("llama.py", ["full chunked"], "| ours full chunked |"),
         pytest.param("ddp_scaling.py", ["on"], "recipe on 2 / raw torch DDP on 2 =", marks=pytest.mark.long),
-        ("data_parallel_peers.py", ["hf", "torch"], "hf data_parallel / torch DataParallel ="),
+        pytest.param(
+            "data_parallel_peers.py", ["hf", "torch"], "hf data_parallel / torch DataParallel =", marks=pytest.mark.long
+        ),
     ],
 )
 def test_a_benchmark_works_and_its_second_call_makes_nothing_again(

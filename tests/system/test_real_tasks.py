@@ -118,14 +118,15 @@ def prepared(rows: list[dict[str, Any]], num_held_out: int, features: Features) 
     return Prepared(rows[num_held_out:], features, "train"), Prepared(rows[:num_held_out], features, "held out")
 
 
-def classification(assets: Assets, *, whole: bool, num_rows: int = 4_000) -> Problem:
+def classification(assets: Assets, *, whole: bool, num_rows: int = 2_500) -> Problem:
     """The topic of a definition, of 41."""
     rows = definitions(assets.wordnet)
     assert len(rows) == 95_231
     classes = Classes(row["label"] for row in rows)
     assert len(classes) == 41
     features = TextFeatures(HuggingFaceTokenizer(assets.minilm), 32, classes.one)
-    train, held_out = prepared(rows[: 2_000 + num_rows] if whole else rows[:200], 2_000 if whole else 40, features)
+    num_rows, num_held_out = (num_rows, num_rows // 10) if whole else (160, 40)
+    train, held_out = prepared(rows[: num_held_out + num_rows], num_held_out, features)
     model = minilm(assets.minilm, "sequence_classification", len(classes), dropout=whole)
     settings = {"lr": 1e-4, "global_batch": 16, "micro_batch": 8}
     return Problem(model, Classification(len(classes)), train, held_out, settings, Pad(INPUTS))
@@ -262,7 +263,7 @@ def run(make: Make, assets: Assets, directory: str, whole: bool) -> Answer:
 
 
 AIMS: dict[Make, dict[str, float]] = {
-    classification: {"accuracy": 0.6},
+    classification: {"accuracy": 0.35},
     classification_of_20000: {"accuracy": 0.725},
     image_classification: {"accuracy": 0.838, "f1": 0.83, "auc": 0.98},
     token_classification: {"accuracy": 0.8, "f1": 0.5},
