@@ -26,7 +26,7 @@ import torch
 import torch._dynamo
 from timed_steps import advance, synchronise, timed
 
-from drumline.build import build_trainer
+from drumline.build.parts import build_trainer
 from drumline.config.load import load_config
 from drumline.engine.run import Run
 from drumline.manifest import checkpoints_of

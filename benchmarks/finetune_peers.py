@@ -92,7 +92,7 @@ class Epochs:
 def drumline(work: Path, epochs: int, warm: int, compiled: bool) -> Epochs:
     """The road of `drumline finetune`."""
     from drumline import RunConfig
-    from drumline.build import build_trainer
+    from drumline.build.parts import build_trainer
     from drumline.rundir import RunDir
 
     config = RunConfig.model_validate(

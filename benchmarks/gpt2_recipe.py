@@ -14,7 +14,7 @@ sys.path.insert(0, os.environ["PEERS"])
 
 from common import CONTEXT, MICRO_BATCH, STEPS, VOCAB, WARMUP, Meter
 
-from drumline.build import build_trainer
+from drumline.build.parts import build_trainer
 from drumline.config.load import load_config
 from drumline.models.flops import training_flops_per_unit
 from drumline.rundir import RunDir

@@ -25,7 +25,7 @@ from task import MarkovTokens, Task, model_of, peak_memory, synchronise
 from torch import nn
 
 from drumline import RunConfig, Trainer
-from drumline.build import build_trainer
+from drumline.build.parts import build_trainer
 from drumline.config.load import load_config
 from drumline.config.model import DecoderModel
 from drumline.data.random_tokens import RandomTokenRows

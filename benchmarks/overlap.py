@@ -28,7 +28,7 @@ from timed_steps import advance, synchronise, timed
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from drumline.build import build_trainer
+from drumline.build.parts import build_trainer
 from drumline.config.load import load_config
 from drumline.parallel.compression import Wire
 from drumline.parallel.ddp import Ddp, Reduction

@@ -218,7 +218,7 @@ def in_a_child() -> Iterator[None]:
 
 def steps(rounds: int, tiny: bool) -> dict[str, Any]:
     """Milliseconds an update, in blocks that take turns."""
-    from drumline.build import build_trainer
+    from drumline.build.parts import build_trainer
     from drumline.config.load import load_config
     from drumline.rundir import RunDir
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from drumline.build import build_trainer
+from drumline.build.parts import build_trainer
 from drumline.config.load import load_config
 from drumline.config.model import DecoderModel
 from drumline.engine.fused import FusedAdamW

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from drumline.build import build_trainer
-from drumline.build import logger as build_logger
+from drumline.build.parts import build_trainer
+from drumline.build.parts import logger as build_logger
 from drumline.config.load import load_config
 from drumline.launcher.world import detect_world
 from drumline.rundir import RunDir

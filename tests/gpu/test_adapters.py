@@ -10,7 +10,7 @@ import torch
 
 import drumline
 from drumline import Trainer
-from drumline.build import build_parts
+from drumline.build.parts import build_parts
 from drumline.engine.int8_states import Int8AdamW
 from drumline.models.quantised import PackedLinear
 from tests.gpu.syncs import waits_of

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 import drumline
 from drumline import RunConfig, Trainer
-from drumline.build import build_trainer
+from drumline.build.parts import build_trainer
 from drumline.rundir import RunDir
 from drumline.tasks.classification import Classification
 from tests.ranks import test_gan, test_gradient_noise

@@ -12,7 +12,7 @@ import transformers
 from torch import Tensor
 
 from drumline import Trainer
-from drumline.build import build_parts
+from drumline.build.parts import build_parts
 from drumline.models.adapters import kept_names
 from tests.ranks.sharded import whole
 from tests.ranks.training import Case as Base

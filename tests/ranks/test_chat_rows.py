@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from drumline import Trainer
-from drumline.build import build_parts
+from drumline.build.parts import build_parts
 from drumline.config.load import config_from_mapping
 from tests.rank_pool import RankPool
 from tests.ranks.training import fresh, largest_difference

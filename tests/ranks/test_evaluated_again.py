@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from drumline import RunConfig, Trainer
-from drumline.build import build_parts
 from drumline.build.evaluate import RESULT, main
+from drumline.build.parts import build_parts
 from drumline.config.evaluation import evaluation_config
 from drumline.config.load import dump_config
 from drumline.rundir import RunDir, read_json, write_atomic

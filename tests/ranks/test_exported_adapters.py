@@ -12,8 +12,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from drumline.build import build_parts
 from drumline.build.export import answer
+from drumline.build.parts import build_parts
 from drumline.config.load import load_config
 from drumline.rundir import read_json
 from tests.rank_pool import RankPool

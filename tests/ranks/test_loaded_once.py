@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor
 
 from drumline import Trainer
-from drumline.build import build_parts
+from drumline.build.parts import build_parts
 from drumline.parallel.groups import started_world
 from drumline.parallel.materialise import on_meta
 from tests.rank_pool import RankPool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from drumline.build import build_parts, first_batch
+from drumline.build.parts import build_parts, first_batch
 from drumline.config.load import load_config
 from drumline.errors import DrumlineError
 from drumline.track.logs import console_handler

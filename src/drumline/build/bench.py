@@ -14,7 +14,7 @@ from typing import Any
 from drumline.bench.comm import bench_comm
 from drumline.bench.data import bench_data
 from drumline.bench.train import Lengths, bench_train
-from drumline.build import build_parts
+from drumline.build.parts import build_parts
 from drumline.config.load import load_config
 from drumline.config.schema import RunConfig
 from drumline.launcher.world import detect_world

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from drumline.build import build_trainer
+from drumline.build.parts import build_trainer
 from drumline.config.load import load_config
 from drumline.launcher.world import detect_world
 from drumline.rundir import RunDir, write_json

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from drumline.build import build_parts
+from drumline.build.parts import build_parts
 from drumline.config.load import load_config
 from drumline.config.model import HuggingFaceModel
 from drumline.config.schema import RunConfig

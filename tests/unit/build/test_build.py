@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from drumline.build import Built, bound, build_parts, first_batch, tell
+from drumline.build.parts import Built, bound, build_parts, first_batch, tell
 from drumline.config.schema import RunConfig
 from drumline.data.features import Prepared, PreparedStream
 from drumline.data.source import as_source

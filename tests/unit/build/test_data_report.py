@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from drumline.build import build_parts, report_data, tell
 from drumline.build.data_report import token_rows_in
+from drumline.build.parts import build_parts, report_data, tell
 from drumline.data.document_packing import packed
 from drumline.data.length_order import ByLength
 from drumline.data.mixture import Mixture

@@ -13,8 +13,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from drumline.build import Built, build_parts
 from drumline.build.language import too_few, window_of
+from drumline.build.parts import Built, build_parts
 from drumline.build.rows import load_rows
 from drumline.config.load import config_from_mapping
 from drumline.data.document_packing import PackedTexts

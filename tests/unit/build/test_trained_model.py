@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from drumline.build import build_trainer, tell
+from drumline.build.parts import build_trainer, tell
 from drumline.build.predictor import make_predictor
 from drumline.build.rows import load_rows
 from drumline.build.trained_model import load_run

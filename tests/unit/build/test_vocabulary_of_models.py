@@ -12,7 +12,7 @@ import torch
 import transformers
 from torch import nn
 
-from drumline.build import build_parts
+from drumline.build.parts import build_parts
 from drumline.errors import ConfigError
 from tests.unit.build.data import recipe, write_records
 
