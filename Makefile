@@ -22,7 +22,7 @@ help:
 	@echo "make test-system  long tests, and such that need packages with data and models; fetch them first with: make assets,"
 	@echo "                  and on Debian and Ubuntu: apt-get install dataset-fashion-mnist prometheus"
 	@echo "                  postgresql chromium chromium-driver"
-	@echo "make test-long    longer cases of what the tests above check in short: an hour, before a release; the same packages"
+	@echo "make test-long    what takes minutes and CI leaves out: before a release; needs the same packages"
 	@echo "make lint types   style and types; make format rewrites files"
 	@echo "make docs         write the pages of settings in docs/, and tests/contract/openapi.json, from the code"
 
