@@ -98,7 +98,9 @@ def open_feeds(
     wanted = [replace(training, cut=training.cut._replace(weights=weights))]
     if evaluation is not None:
         wanted.append(_evaluation(evaluation, config, plan, world))
-    wanted, found = within_limits(wanted, world)
+    room = _room(world)
+    groups.side.exchange("room for loader processes")  # a batch is measured in a loader process, which takes of it
+    wanted, found = within_limits(wanted, room, world)
     if any(each.source.is_stream for each in wanted):
         wanted = agreed(wanted, groups)
     feeds = [on_devices(_feed(each, task, config), groups.devices) for each in wanted]
@@ -120,7 +122,7 @@ def evaluation_feed(source: Source, task: Task, config: RunConfig, plan: Plan, w
     """
     wanted = [_evaluation(source, config, plan, world)]
     if not source.is_stream:  # those ranks would have to agree
-        wanted, _ = within_limits(wanted, world)
+        wanted, _ = within_limits(wanted, _room(world), world)
     return _feed(wanted[0], task, config)
 
 
@@ -156,12 +158,11 @@ def _options(config: RunConfig, plan: Plan, num_workers: int) -> LoaderOptions:
     )
 
 
-def within_limits(wanted: Sequence[Wanted], world: World) -> tuple[list[Wanted], Fit]:
+def within_limits(wanted: Sequence[Wanted], room: Room, world: World) -> tuple[list[Wanted], Fit]:
     """Fit the loaders of this rank into the machine's shared memory and file handles, and say what was changed.
 
     The soft limit on open files is raised where need be, and stays so after the run.
     """
-    room = _room(world)
     loads = [load for each in wanted for load in [_load(each, room)] * each.num_loaders]
     found = fit(loads, room)
     if found.raised is not None:
