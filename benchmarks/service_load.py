@@ -2,10 +2,14 @@
 
     python benchmarks/service_load.py                        # the full measure, several minutes
     python benchmarks/service_load.py --queued 50 --finished 20 --seconds 3 --listeners 20 --requests 500
+    python benchmarks/service_load.py --key --url postgresql+psycopg://user@host/name    # with a key, on PostgreSQL
 
-The server runs in a process of its own with its supervisor, on a new SQLite store; the queued jobs ask for more devices
-than there are, so that they wait and nothing is trained. Requests are sent at a fixed rate whether or not the ones
-before have been answered, and a latency counts from the moment at which its request was due. Prints JSON.
+The server runs in a process of its own with its supervisor, on a new SQLite store or on an empty database that is
+named; the queued jobs ask for more devices than there are, so that they wait and nothing is trained. Requests are sent
+at a fixed rate whether or not the ones before have been answered, and a latency counts from the moment at which its
+request was due. With --key every request carries one. Of the requests over which memory is watched one in ten asks for
+a job and has it cancelled, and the others read. Prints JSON; ends 1 where memory grew by more than GROWTH_MB after the
+first tenth.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +38,7 @@ from drumline.jobs.devices import node_of
 from drumline.jobs.keeper_files import run_of
 from drumline.jobs.records import Job, Resources, State, Work
 from drumline.jobs.store import Store, open_store, store_url
+from drumline.service.new_keys import new_key
 
 SERVE = """
 import sys
@@ -45,6 +50,10 @@ HISTORY = 200
 """Log lines of each finished job."""
 CONNECTIONS = 32
 """Over which requests are sent at a rate."""
+GROWTH_MB = 40.0
+"""Most by which memory may grow from a tenth of the requests to all of them: caches fill, and nothing else grows."""
+POSTS = 0.1
+"""Share of changes among the requests over which memory is watched."""
 WRITE_S = 0.5
 """Between two lines of the job that is listened to."""
 
@@ -57,6 +66,8 @@ class Server:
     process: psutil.Process
     store: Store
     config: ServiceConfig
+    headers: dict[str, str] = field(default_factory=dict)
+    """The key of who asks."""
     jobs: list[str] = field(default_factory=list)
 
     def add(self, number: int, state: State, node: str) -> Job:
@@ -90,13 +101,23 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Server]:
-    """A server on a new store."""
+def serving(folder: Path, database: str | None, *, has_key: bool) -> Iterator[Server]:
+    """A server on a new store, or on an empty database."""
+    model = folder / "models" / "tiny"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text('{"model_type": "gpt2"}')
     config = ServiceConfig.model_validate(
         {
             "port": 0,
             "data_dir": folder,
-            "access": {"requests_per_minute": 10**9, "changes_per_minute": 10**9},
+            "database": database,
+            "access": {
+                "keys": "required" if has_key else "auto",
+                "requests_per_minute": 10**9,
+                "changes_per_minute": 10**9,
+            },
+            "files": {"model_names": {"tiny": model}},
+            "limits": {"max_queued": 10**9},
             "scheduling": {"cpu_slots": 2},
         }
     )
@@ -106,7 +127,12 @@ def serving(folder: Path) -> Iterator[Server]:
         url = process.stdout.readline().strip().rstrip("/")
         store = open_store(store_url(config))
         try:
-            yield Server(url, psutil.Process(process.pid), store, config)
+            headers = {}
+            if has_key:
+                secret, key = new_key("root", "admin", time.time())
+                store.keys.add(key)
+                headers["Authorization"] = f"Bearer {secret}"
+            yield Server(url, psutil.Process(process.pid), store, config, headers)
         finally:
             store.close()
             process.terminate()
@@ -124,8 +150,9 @@ async def listen(client: httpx.AsyncClient, url: str, told: list[int], index: in
 class Connections:
     """Some connections that stay open. A whole client takes more time for a request than the server does."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._address = httpx.URL(url)
+        self._headers = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self._free: asyncio.Queue[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = asyncio.Queue()
 
     async def open(self, count: int) -> None:
@@ -136,7 +163,7 @@ class Connections:
     async def get(self, path: str) -> bytes:
         """The body of an answer, which must be 200, over the first connection that is free."""
         reader, writer = await self._free.get()
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{self._headers}\r\n".encode())
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200"), head
         body = await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]))
@@ -176,7 +203,7 @@ async def with_listeners(server: Server, options: argparse.Namespace) -> dict[st
     metrics = run_of(server.config.data_dir / "jobs" / job.id).metrics
     told = [0] * options.listeners
     unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    async with httpx.AsyncClient(base_url=server.url, limits=unlimited, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=server.url, headers=server.headers, limits=unlimited, timeout=60) as client:
         path = f"/jobs/{job.id}/metrics"
         listeners = [asyncio.create_task(listen(client, path, told, index)) for index in range(options.listeners)]
         while min(told, default=HISTORY) < HISTORY:
@@ -184,7 +211,7 @@ async def with_listeners(server: Server, options: argparse.Namespace) -> dict[st
         writer = asyncio.create_task(write_on(metrics))
         before = server.process.cpu_times()
         began = time.perf_counter()
-        connections = Connections(server.url)
+        connections = Connections(server.url, server.headers)
         await connections.open(CONNECTIONS)
         latencies = await at_rate(connections, server, options.rate, options.seconds)
         connections.close()
@@ -231,17 +258,27 @@ def percentiles(latencies: list[float]) -> dict[str, float]:
     return {name: round(value, 2) for name, value in {"p50": median(found), **at, "max": found[-1]}.items()}
 
 
+JOB = {"kind": "finetune", "model_name": "tiny", "texts": ["one", "two"], "resources": {"devices": 64}}
+
+
 async def memory(server: Server, requests: int, at_once: int = 16) -> list[dict[str, float]]:
     """Memory of the server before, and at each tenth of, so many requests of all kinds."""
     samples = [{"requests": 0, "rss_mb": round(server.process.memory_info().rss / 2**20, 1)}]
     chance, paths = random.Random(9), ["/jobs?limit=10", "/jobs?q=owner", "/healthz", "/multigpu/stats", "/jobs/none"]
-    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=server.url, headers=server.headers, timeout=60) as client:
 
         async def some(count: int) -> None:
             for _ in range(count):
                 job = chance.choice(server.jobs)
                 path = chance.choice([*paths, f"/jobs/{job}", f"/jobs/{job}/metrics", f"/jobs/{job}/logs"])
-                assert (await client.get(path)).status_code < 500
+                if chance.random() >= POSTS:
+                    assert (await client.get(path)).status_code < 500
+                    continue
+                made = await client.post("/jobs", json=JOB)
+                assert made.status_code == 202, made.text
+                # It does not wait on: a queue that grows would be measured as memory that does.
+                ended = await client.post(f"/jobs/{made.json()['id']}/cancel")
+                assert ended.status_code == 202, ended.text
 
         for tenth in range(1, 11):
             await asyncio.gather(*(some(max(1, requests // 10 // at_once)) for _ in range(at_once)))
@@ -250,28 +287,46 @@ async def memory(server: Server, requests: int, at_once: int = 16) -> list[dict[
     return samples
 
 
-def main() -> None:
-    """Measure, and print."""
+def growth_mb(samples: list[dict[str, float]]) -> float:
+    """By how much memory grew after the first tenth of the requests."""
+    return round(samples[-1]["rss_mb"] - samples[1]["rss_mb"], 1)
+
+
+def main() -> int:
+    """Measure, print, and return 1 where memory grew too much."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in (("queued", 1000), ("finished", 500), ("listeners", 200), ("requests", 100_000)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--rate", type=float, default=200.0, help="requests a second")
     parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--key", action="store_true", help="keys are required, and each request has one")
+    parser.add_argument("--url", help="SQLAlchemy URL of an empty database, instead of SQLite")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, serving(Path(folder)) as server:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serving(Path(folder), options.url, has_key=options.key) as server,
+    ):
         for number in range(options.queued):
             server.add(number, "queued", node_of(server.config))
         for number in range(options.finished):
             server.add(number, "succeeded", node_of(server.config))
         server.wait_until_looked_at()
+        load = asyncio.run(with_listeners(server, options))
+        samples = asyncio.run(memory(server, options.requests))
+        grew = growth_mb(samples)
         result = {
             "machine": {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version()},
             "jobs": {"queued": options.queued, "finished": options.finished},
-            "load": asyncio.run(with_listeners(server, options)),
-            "memory": asyncio.run(memory(server, options.requests)),
+            "store": "SQLite" if options.url is None else options.url.partition(":")[0],
+            "key": options.key,
+            "load": load,
+            "memory": samples,
+            "memory_grew_mb": grew,
+            "memory_may_grow_mb": GROWTH_MB,
         }
     print(json.dumps(result, indent=2))
+    return int(grew > GROWTH_MB)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -43,6 +43,8 @@ class Simulated:
     posted: list[tuple[str, Any, Mapping[str, str]]] = field(default_factory=list)
     resumed_at: list[str] = field(default_factory=list)
     """Last-Event-ID of streams that came again."""
+    begun_anew: set[str] = field(default_factory=set)
+    """Jobs whose files begin anew after the first page, which has half of the records."""
 
 
 def job(job_id: str, state: str = "running", **changes: Any) -> dict[str, Any]:
@@ -90,6 +92,8 @@ def job(job_id: str, state: str = "running", **changes: Any) -> dict[str, Any]:
         "best_loss": None,
         "gpu_stats": None,
         "retry_of": None,
+        "log_sources": ["command"],
+        "note": "",
         "version": 1,
         "links": {"self": own, "page": f"/#/jobs/{job_id}", **{name: f"{own}/{name}" for name in names}},
     }
@@ -236,13 +240,17 @@ def _job_routes(app: FastAPI, state: Simulated) -> None:
 def _file(state: Simulated, of: dict[str, Any], content: list[Any], kind: str, request: Request) -> Any:
     """A page of a file, or a stream of it; places are counted in entries."""
     if "text/event-stream" not in request.headers.get("accept", ""):
-        return {"records": content, "next": len(content), "done": of["state"] in ENDED, "rewritten": False}
+        page = {"records": content, "next": str(len(content)), "done": of["state"] in ENDED, "rewritten": False}
+        if of["id"] in state.begun_anew and "after" not in request.query_params:
+            return {**page, "records": content[: len(content) // 2], "next": "1:1", "done": False}
+        return {**page, "rewritten": of["id"] in state.begun_anew}
     last = request.headers.get("last-event-id")
     if last is not None:
         state.resumed_at.append(last)
 
     async def events() -> AsyncIterator[str]:
-        place = int(last or 0)
+        tail = int(request.query_params.get("tail", len(content)))
+        place = max(0, len(content) - tail) if last is None else int(last)
         yield ": drumline\n\n"
         while not state.is_down:
             ended = of["state"] in ENDED
@@ -292,19 +300,33 @@ def _machine_routes(app: FastAPI, state: Simulated) -> None:
         return {"status": "degraded" if bad else "ok", "checks": [check] if bad else [], "degraded": []}
 
     @app.get("/multigpu/performance/metrics")
-    def performance() -> Any:
-        def account(name: str) -> dict[str, Any]:
+    def performance(limit: int = 50) -> Any:
+        def by(name: str) -> dict[str, Any]:
             names = dict.fromkeys(each[name] for each in state.usage)
             return {one: sums([each for each in state.usage if each[name] == one]) for one in names}
 
-        told = {"accounts_by_owner": account("owner"), "accounts_by_day": account("day"), "by_job": state.usage}
-        total = {**sums(state.usage), "queue_p50_s": 41.0, "goodput": 0.93}
-        return {"total": total, "currency": "EUR", "truncated": False, **told}
+        told = {"total": sums(state.usage), "by_owner": by("owner"), "by_day": by("day"), "currency": "EUR"}
+        looked_at = min(2000, len(state.usage))
+        rated = {"looked_at": looked_at, "truncated": looked_at < len(state.usage)}
+        return {**told, "by_job": state.usage[:limit], **rated}
 
 
 def sums(usage: list[dict[str, Any]]) -> dict[str, Any]:
-    names = ("device_s", "energy_j", "cost")
-    return {"jobs": len(usage), **{name: sum(each[name] for each in usage) for name in names}}
+    """A SumsView of some JobUsageViews, as far as the page shows it."""
+    names = ("device_s", "measured_device_s", "cost")
+    found = {name: sum(each[name] for each in usage) for name in names}
+    energies = [each["energy_j"] for each in usage if each["energy_j"] is not None]
+    rated = {"queue_p50_s": 41.0, "goodput": 0.93, "mfu": 0.38, "units_per_s": {"tokens": 48210.0}}
+    return {"jobs": len(usage), **found, "energy_j": sum(energies) if energies else None, **rated}
+
+
+def use(job_id: str, **changes: Any) -> dict[str, Any]:
+    """A JobUsageView: two hours of a GPU."""
+    return {
+        "job_id": job_id, "owner": "ada", "name": "", "state": "succeeded", "day": "2026-11-28", "queue_s": 41.0,
+        "run_s": 7200.0, "device_s": 7200.0, "gpu_s": 7200.0, "energy_j": 3.6e6, "measured_device_s": 7200.0,
+        "cost": 4.0, "units_per_s": 48210.0, "unit": "tokens", "mfu": 0.38, "goodput": 0.93, **changes,
+    }  # fmt: skip
 
 
 @contextmanager

@@ -26,6 +26,7 @@ def test_a_job_lies_in_its_data_directory(tmp_path: Path) -> None:
     log_of(tmp_path / "drumline-data" / "jobs" / job).write_text("step 1\nstep 2\n")
     assert inside(tmp_path, "jobs", "cancel", job).stdout.startswith(f"{job} is cancelled")
     assert inside(tmp_path, "jobs", "logs", "-f", job).stdout == "step 1\nstep 2\n"
+    assert inside(tmp_path, "jobs", "logs", job, "--tail", "1").stdout == "step 2\n"
     again = json.loads(inside(tmp_path, "jobs", "retry", job, "--json").stdout)
     assert (again["retry_of"], again["name"], again["resources"]["priority"]) == (job, "moby", 3)
 

@@ -82,7 +82,7 @@ def test_every_answer_has_a_model() -> None:
             elif "application/json" in content:
                 assert content["application/json"]["schema"], name
             elif name == "GET /jobs/{job_id}/output":
-                assert {kind.partition(";")[0] for kind in TYPES.values()} == set(content)
+                assert {kind.partition(";")[0] for kind in TYPES.values()} == set(content) - {"multipart/byteranges"}
             else:
                 assert list(content) == ["text/plain"], name
 

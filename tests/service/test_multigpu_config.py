@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,12 +11,17 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from drumline.config.service import SchedulingConfig
+from drumline.jobs.records import Inventory, Job
 from drumline.jobs.requests import Who
+from drumline.jobs.scheduler import Decision, decide
+from drumline.service.allowed import Allowed
 from drumline.service.state import Service
 from tests.service.machines import UUIDS, put_gpus
-from tests.service.services import KEYED, bearer, config, running
+from tests.service.services import KEYED, bearer, config, finetune, running
 
 Pair = tuple[TestClient, Service]
+WHO = Who("local", "admin")
 PATH = "/multigpu/config"
 CALL = {"use_multi_gpu": True, "gpu_ids": [0, 1, 2, 3], "batch_size_per_gpu": 8, "mixed_precision": True}
 
@@ -107,12 +113,59 @@ def test_later_trainings_take_them_and_earlier_ones_keep_theirs(service: Pair) -
     first = client.post("/multigpu/training/auto", json=body()).json()["id"]
     client.post(PATH, json={"batch_size_per_gpu": 2, "mixed_precision": False, "use_multi_gpu": False})
     second = client.post("/multigpu/training/auto", json=body()).json()
-    who = Who("local", "admin")
-    before, after = (opened.board.get(job_id, who) for job_id in (first, second["id"]))
+    before, after = (opened.board.get(job_id, WHO) for job_id in (first, second["id"]))
     assert (before.work.settings["train.batch_size_per_gpu"], before.resources.devices) == (8, "auto")
     assert "train.precision" not in before.work.settings
     assert (after.work.settings["train.batch_size_per_gpu"], after.resources.devices) == (2, 1)
     assert after.work.settings["train.precision"] == "fp32"
+
+
+def test_a_job_tells_which_version_it_took_and_that_can_be_read(service: Pair) -> None:
+    client, _ = service
+    ids = []
+    for size in (8, 4, 2):
+        if size != 8:
+            client.post(PATH, json={"batch_size_per_gpu": size})
+        ids.append(client.post("/multigpu/training/auto", json=body()).json()["id"])
+    ids.append(client.post("/jobs", json=finetune()).json()["id"])
+    plan = client.post("/multigpu/training/config", json=body()).json()["config_id"]
+    client.post(PATH, json={"batch_size_per_gpu": 1})
+    ids.append(client.post("/multigpu/training/auto", json={"config_id": plan}).json()["id"])
+    versions = [client.get(f"/jobs/{job_id}").json()["defaults_version"] for job_id in ids]
+    assert versions == [0, 1, 2, 2, 2]
+    sizes = [client.get(PATH, params={"version": version}).json() for version in versions]
+    assert [found["config"]["batch_size_per_gpu"] for found in sizes] == [8, 4, 2, 2, 2]
+    assert [found["version"] for found in sizes] == versions
+    missing = client.get(PATH, params={"version": 9})
+    assert (missing.status_code, missing.json()["detail"]) == (404, "the defaults have no version 9")
+    assert "newest is 3" in missing.json()["fix"]
+    assert client.get(PATH, params={"version": -1}).status_code == 422
+
+
+def test_gpu_ids_limit_jobs_that_wait_already_and_their_reason_names_the_setting(service: Pair) -> None:
+    client, opened = service
+    put_gpus(opened)
+    job = opened.board.get(client.post("/multigpu/training/distributed", json=body(world_size=3)).json()["id"], WHO)
+    allowed = Allowed(opened.devices, opened.store)
+    assert [start.job_id for start in decided(job, allowed()).starts] == [job.id]
+    client.post(PATH, json={"gpu_ids": [0]})
+    found = decided(job, Allowed(opened.devices, opened.store)())
+    assert found.starts == ()
+    assert found.waits[job.id] == (
+        f"waits for 3 GPUs: only 1 can be used now ({UUIDS[1]}: gpu_ids of POST /multigpu/config names others, "
+        f"{UUIDS[2]}: gpu_ids of POST /multigpu/config names others)"
+    )
+    # What it named itself before is not given against the limit either.
+    own = client.post("/multigpu/training/auto", json=body(gpu_config={"gpu_ids": [1]})).json()["id"]
+    waits = decided(opened.board.get(own, WHO), Allowed(opened.devices, opened.store)()).waits[own]
+    assert (
+        waits.startswith(f"waits for 1 GPU out of {UUIDS[1]}: none can be used now")
+        and "POST /multigpu/config" in waits
+    )
+
+
+def decided(job: Job, inventory: Inventory) -> Decision:
+    return decide([job], [], inventory, time.time(), SchedulingConfig(), {})
 
 
 def test_only_an_admin_changes_what_all_take(tmp_path: Path) -> None:

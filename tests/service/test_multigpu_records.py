@@ -20,7 +20,7 @@ from drumline.jobs.commands import commands_of
 from drumline.jobs.records import Job, Work
 from drumline.rundir import RunDir
 from drumline.service.state import Service
-from tests.service.machines import UUIDS, put_gpus
+from tests.service.machines import UUIDS
 from tests.service.services import KEYED, add_job, bearer, config, running
 
 Pair = tuple[TestClient, Service]
@@ -80,6 +80,26 @@ def test_history_is_paged_and_filtered(service: Pair) -> None:
     assert again.status_code == 304
 
 
+def test_history_has_trainings_that_have_begun_or_ended(service: Pair) -> None:
+    client, opened = service
+    over = done(opened)
+    runs = add_job(opened, state="running", started=time.time())
+    again = add_job(opened, state="queued", started=time.time(), attempt=1)  # preempted: it goes on later
+    never = add_job(opened, state="cancelled")
+    waits = add_job(opened, state="queued", tags=("spring",))
+    answers = add_job(opened, state="succeeded", work=Work("infer", {}, model="m"))
+
+    def listed(query: str = "") -> tuple[int, list[str]]:
+        found = client.get(f"/multigpu/training/history{query}").json()
+        return found["total"], [each["id"] for each in found["items"]]
+
+    assert listed() == (4, [never.id, again.id, runs.id, over.id])
+    assert listed("?limit=1") == (4, [never.id])
+    assert listed("?kind=infer") == (1, [answers.id])
+    assert listed("?state=queued") == (2, [waits.id, again.id])
+    assert listed("?tag=spring") == (0, [])
+
+
 def test_several_are_put_beside_each_other(service: Pair) -> None:
     client, opened = service
     worse, better = done(opened, loss=2.0), done(opened, loss=1.0)
@@ -94,36 +114,10 @@ def test_several_are_put_beside_each_other(service: Pair) -> None:
     assert client.get("/multigpu/training/history?compare=job-none").status_code == 404
 
 
-def test_performance_by_job_owner_and_day(service: Pair) -> None:
-    client, opened = service
-    put_gpus(opened)
-    job = done(opened)
-    begun = time.time() - 100
-    with opened.store.change() as change:
-        change.spend(replace(job, attempt=1), begun, begun + 100, 5e4)
-    add_job(opened, "bob", "running", progress={"units_per_s": 7.0, "unit": "tokens"}, attempt_began=time.time() - 10)
-    found = client.get("/multigpu/performance/metrics").json()
-    assert (found["total"]["jobs"], found["total"]["by_state"]) == (2, {"running": 1, "succeeded": 1})
-    own = found["by_owner"]["local"]
-    assert (own["goodput"], own["units_per_s"], own["energy_j"]) == (pytest.approx(0.8), {"tokens": 100.0}, 5e4)
-    assert own["cost"] == pytest.approx(0.1)  # 100 GPU seconds at 0.001
-    assert found["running_units_per_s"] == {"tokens": 7.0}
-    assert found["accounts_by_owner"]["local"]["device_s"] == pytest.approx(100)
-    assert sum(each["cost"] for each in found["accounts_by_day"].values()) == pytest.approx(0.1)
-    assert [each["job_id"] for each in found["by_job"]][1] == job.id
-    assert client.get("/multigpu/performance/metrics?limit=0").json()["by_job"] == []
-    for query in ("days=0", "days=1000", "limit=-1", "days=x"):
-        assert client.get(f"/multigpu/performance/metrics?{query}").status_code == 422
-
-
 def test_others_jobs_are_in_nobodys_numbers(keyed: Pair) -> None:
     client, opened = keyed
     job = done(opened, "ann")
-    with opened.store.change() as change:
-        change.spend(replace(job, attempt=1), time.time() - 5, time.time())
     bob = bearer(opened, "bob")
-    found = client.get("/multigpu/performance/metrics", headers=bob).json()
-    assert (found["total"]["jobs"], found["by_owner"], found["accounts_by_owner"]) == (0, {}, {})
     assert client.get(f"/multigpu/training/history?compare={job.id}", headers=bob).status_code == 404
     optimized = client.post("/multigpu/resources/manage", json={"action": "optimize"}, headers=bob).json()
     assert optimized["optimize"]["recommendations"] == []

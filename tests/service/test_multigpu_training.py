@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from drumline.config.service import SchedulingConfig
 from drumline.jobs.records import Job
 from drumline.jobs.requests import Who
+from drumline.jobs.scheduler import decide
 from drumline.service.state import Service
-from tests.service.machines import put_gpus
+from tests.service.machines import UUIDS, put_gpus
 from tests.service.services import KEYED, bearer, config, running
 
 Pair = tuple[TestClient, Service]
@@ -92,10 +94,47 @@ def test_how_it_is_spread(service: Pair, method: str, values: dict[str, Any], pa
 
 def test_on_gpus_it_has_as_many_as_it_names_and_a_share_of_their_memory(service: Pair) -> None:
     put_gpus(service[1])
-    job = start(service, "dataparallel", gpu_config={"gpu_ids": [0, 2], "backend": "gloo", "memory_fraction": 0.8})
-    assert job.resources.devices == 2
+    job = start(service, "dataparallel", gpu_config={"gpu_ids": [2, 0], "backend": "gloo", "memory_fraction": 0.8})
+    assert (job.resources.devices, job.resources.gpus) == (2, (UUIDS[2], UUIDS[0]))
     assert job.work.settings["hardware.memory_fraction"] == 0.8
     assert job.work.settings["parallel.backend"] == "gloo"
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "devices"),
+    [
+        ("auto", {"gpu_config": {"gpu_ids": [1, "GPU-cccc"], "use_multi_gpu": False}}, 1),
+        ("distributed", {"gpu_config": {"gpu_ids": [1, 2]}, "world_size": 2}, 2),
+        ("auto", {"gpu_config": {"gpu_ids": ["1", 2]}, "resources": {"devices": 1}}, 1),
+        ("auto", {"resources": {"gpus": [UUIDS[1], UUIDS[2]], "devices": "auto"}}, "auto"),
+    ],
+)
+def test_gpus_that_it_names_are_the_only_ones_that_it_may_have(
+    service: Pair, method: str, values: dict[str, Any], devices: object
+) -> None:
+    put_gpus(service[1])
+    job = start(service, method, **values)
+    assert (job.resources.devices, job.resources.gpus) == (devices, UUIDS[1:])
+    told = service[0].get(f"/jobs/{job.id}").json()
+    assert told["resources"]["gpus"] == list(UUIDS[1:])
+    decision = decide([job], [], service[1].devices(), time.time(), SchedulingConfig(), {})
+    assert set(decision.starts[0].devices) <= set(UUIDS[1:])
+
+
+@pytest.mark.parametrize(
+    ("values", "says", "fix"),
+    [
+        ({"gpu_config": {"gpu_ids": [0, 7]}}, "this machine has no GPU 7", "0 (GPU-aaaa1111), 1 (GPU-bbbb2222)"),
+        ({"gpu_config": {"gpu_ids": ["GPU-dddd"]}}, "this machine has no GPU GPU-dddd", "choose from"),
+        ({"gpu_config": {"gpu_ids": [0, UUIDS[0]]}}, "gpu_ids names 0 twice", "once"),
+        ({"gpu_config": {"gpu_ids": [0]}, "resources": {"gpus": [UUIDS[1]]}}, "both name GPUs", "one of the two"),
+        ({"gpu_config": {"gpu_ids": [0]}, "world_size": 2}, "asks for 2 devices, and gpus names 1", "fewer"),
+    ],
+)
+def test_gpus_that_cannot_be_had_are_refused(service: Pair, values: dict[str, Any], says: str, fix: str) -> None:
+    put_gpus(service[1])
+    problem = refused(service, "distributed", **values)
+    assert says in problem["detail"] and fix in problem["fix"]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +178,7 @@ def test_what_its_settings_come_to(service: Pair, values: dict[str, Any], settin
         ("distributed", {"world_size": 4, "resources": {"devices": 2}}, "world_size is 4"),
         ("distributed", {"world_size": 0}, "world_size"),
         ("auto", {"world_size": 4}, "world_size"),
-        ("auto", {"gpu_config": {"gpu_ids": [0, 0]}}, "twice"),
+        ("auto", {"gpu_config": {"gpu_ids": [0]}}, "this machine has no GPU 0"),
         ("auto", {"gpu_config": {"memory_fraction": 7}}, "memory_fraction"),
         ("auto", {"model_name": "/etc"}, "/etc"),
         ("auto", {"dataset_config": {"path": "/etc/passwd"}}, "passwd"),

@@ -90,7 +90,12 @@ def test_what_a_training_alone_writes_is_empty(service: tuple[TestClient, Servic
     client, opened = service
     job = add(opened)
     run_of(opened.board.folder(job)).events.write_text('{"event": "start", "time": 1.0}\n')
-    assert client.get(f"/jobs/{job.id}/metrics").json() == {"records": [], "next": 0, "done": True, "rewritten": False}
+    assert client.get(f"/jobs/{job.id}/metrics").json() == {
+        "records": [],
+        "next": "0",
+        "done": True,
+        "rewritten": False,
+    }
     assert client.get(f"/jobs/{job.id}/events").json()["records"] == [{"event": "start", "time": 1.0}]
     assert client.get(f"/jobs/{job.id}/checkpoints").json() == {"items": []}
     stream = client.get(f"/jobs/{job.id}/metrics", headers={"Accept": "text/event-stream"})
@@ -127,6 +132,11 @@ def test_answers_are_fetched_as_they_lie(service: tuple[TestClient, Service], fo
     )
     part = client.get(f"/jobs/{job.id}/output", headers={"Range": "bytes=256-511"})
     assert (part.status_code, part.content) == (206, bytes(range(256)))
+    for asked, refused in (("bytes=256000-", (416, "range")), ("lines=1-2", (400, "bad_request"))):
+        answer = client.get(f"/jobs/{job.id}/output", headers={"Range": asked})
+        assert (answer.status_code, answer.json()["code"]) == refused
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.headers.get("content-range") == ("bytes */256000" if refused[0] == 416 else None)
     told = client.get(f"/jobs/{job.id}").json()
     assert (told["output_path"], told["rows"], told["rows_failed"]) == ("/x/answers.csv", 2, 1)
     assert told["summary"] == {"labels": {"a": 1}} and "summary" not in client.get("/jobs").json()["items"][0]

@@ -25,16 +25,20 @@ from tests.postgresql_server import postgresql_server
 
 pytestmark = pytest.mark.system
 
-STEPS = 400
+STEPS = 1000
+"""Of a run that goes through three attempts: enough that it has not ended before it has changed its size twice."""
 LIMIT_S = 120.0
 """Most of a real run's time is its processes' start, and other tests may have the cores."""
 
 
-@pytest.mark.parametrize("seed", [1])
-def test_a_service_that_is_killed_again_and_again_loses_no_job(seed: int, tmp_path: Path) -> None:
-    kills = ServiceKills(tmp_path, f"sqlite:///{tmp_path / 'store.sqlite3'}", 1, random.Random(seed))
+@pytest.mark.parametrize("is_http", [False, True], ids=["in the store", "over HTTP"])
+def test_a_service_that_is_killed_again_and_again_loses_no_job(is_http: bool, tmp_path: Path) -> None:
+    """Jobs come into the store, or by requests that are repeated where the kill took their answer."""
+    url = f"sqlite:///{tmp_path / 'store.sqlite3'}"
+    kills = ServiceKills(tmp_path, url, 1, random.Random(1), is_http=is_http)
     try:
-        print(kills.run(8, 5))
+        print(kills.run(*((6, 3) if is_http else (8, 5))))
+        assert kills.missed == 0
     finally:
         kills.close()
 
@@ -63,7 +67,7 @@ def service(tmp_path: Path) -> Iterator[Supervised]:
 
 
 def settings(folder: Path) -> dict[str, Any]:
-    """A run of a few seconds."""
+    """A run of some seconds."""
     texts = write_recipe(folder)
     values: dict[str, Any] = {
         "data": {
@@ -74,31 +78,38 @@ def settings(folder: Path) -> dict[str, Any]:
         },
         "model": {"num_layers": 1, "num_heads": 2, "width": 16},
         "train": {"global_batch": 8, "max_steps": STEPS, "lr": 0.003},
-        "checkpoint": {"every": 50},
+        "checkpoint": {"every": 100},
         "track": {"every": 10},
     }
     return values
 
 
-def test_a_run_goes_on_with_fewer_processes_and_the_same_batch(service: Supervised, tmp_path: Path) -> None:
+def sizes(run: RunDir) -> list[int]:
+    """With how many processes the attempts of a run have gone on."""
+    events = read_lines(run.events) if run.events.exists() else []
+    return [event["world_size"] for event in events if event["event"] == "resume"]
+
+
+def test_a_run_shrinks_and_grows_again_with_the_same_batch(service: Supervised, tmp_path: Path) -> None:
     service.add("low", devices=1, min_devices=1, max_devices=2, settings=settings(tmp_path))
     job = service.until_it_works("low", LIMIT_S)
     assert len(job.devices) == 2
     service.add("high", does="long", priority=5)
     service.until_it_works("high", LIMIT_S)
+    run = RunDir(service.executor.folder("low") / "run")
+    job = service.until("low", lambda job: job.has_ended or (job.state == "running" and sizes(run) == [1]), LIMIT_S)
+    assert (job.state, job.attempt, len(job.devices)) == ("running", 2, 1)
+    service.ask("high", "cancel")
+    service.until_ended("high")
     job = service.until_ended("low", LIMIT_S)
     assert (job.state, job.message, job.failures) == ("succeeded", "", 0)
-    assert job.attempt == 2
-    run = RunDir(service.executor.folder("low") / "run")
+    assert (job.attempt, len(job.devices)) == (3, 2)
+    assert sizes(run) == [1, 2]
     steps = [line["step"] for line in read_lines(run.metrics) if line["kind"] == "train"]
     assert steps == [*range(10, STEPS + 1, 10)]
-    sizes = [event["world_size"] for event in read_lines(run.events) if event["event"] == "resume"]
-    assert sizes == [1]
     assert read_json(run.plan)["global_batch"] == 8
     assert job.result["best_loss"] > 0
     assert job.result["usage"]["useful_seconds"] > 0
-    service.ask("high", "cancel")
-    service.until_ended("high")
 
 
 def test_a_killed_launcher_of_a_real_run(service: Supervised, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ pytestmark = pytest.mark.system
 def test_rows_are_shown_and_then_the_answers() -> None:
     known = {"rows_done": 30, "rows_total": 120, "rows_failed": 2, "rows_per_s": 3.5, "tokens_per_s": 900.0}
     one = job("job-1", kind="infer", name="label ads", devices=["cpu:0"], output_path=None)
+    one["log_sources"] = ["command", "worker_0"]
     one["progress"] = {**one["progress"], **known, "eta_s": 26.0}
     state = Simulated(jobs={"job-1": one}, lines={"job-1": ["30 of 120 rows"]})
     with serving(state) as address, chromium() as browser:

@@ -1,7 +1,11 @@
-"""The web page in a real browser against a simulated service: every view and state, by eye, keyboard and phone."""
+"""The web page in a real browser against a simulated service: every view and state, by eye, keyboard and phone.
+
+DRUMLINE_SCREENSHOTS=folder saves pictures of the views there, for people to look at.
+"""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +21,15 @@ from tests.simulated_service import GIB, KEY, Simulated, gpu, job, progress, ser
 pytestmark = pytest.mark.system
 
 EVIL = '<script>window.hacked = 1</script><img src=x onerror="window.hacked = 2"><b>bold</b>'
+WAITS = "waits for 4 GPUs: 3 are free, job-1 has the others"
 VIEWS = ("", "jobs", "jobs/job-1", "jobs/job-2", "jobs/nobody", "new", "history", "compare/job-3,job-4", "costs")
+
+PICTURES = os.environ.get("DRUMLINE_SCREENSHOTS")
+"""Folder for them."""
+TAKEN = {
+    "gpus": "", "jobs": "jobs", "job": "jobs/job-1", "failed": "jobs/job-4", "compare": "compare/job-3,job-4",
+    "history": "history", "form": "new", "costs": "costs",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +46,7 @@ def state() -> Simulated:
             each["id"]: each
             for each in (
                 job("job-1", name="ads, german", tags=["ads"], devices=["GPU-0", "GPU-1"], progress=progress(120)),
-                job("job-2", "queued", waits_for="waits for 4 GPUs: 3 are free, job-1 has the others", model_name=EVIL),
+                job("job-2", "queued", waits_for=WAITS, position=3, model_name=EVIL),
                 job(
                     "job-3", "succeeded", name="first try", best_loss=1.73, training_time=1860.0, progress=progress(400)
                 ),
@@ -112,7 +124,7 @@ def test_names_that_look_like_html_are_texts(browser: Browser, page: str) -> Non
 
 def test_filters_change_list_and_address(browser: Browser, page: str, state: Simulated) -> None:
     visit(browser, page, "jobs")
-    browser.reads("waits for 4 GPUs: 3 are free, job-1 has the others")
+    browser.reads(f"Place 3 in the queue: {WAITS}")
 
     browser.field("Search").send_keys("german")
 
@@ -345,3 +357,24 @@ def test_nothing_jumps_while_it_loads(browser: Browser, page: str, state: Simula
         began = time.monotonic()
         browser.until(lambda began=began: time.monotonic() - began > 1.5, "the view at rest")  # type: ignore[misc]
         assert browser.script("return window.shift") < 0.1, view  # "good" by web.dev/cls
+
+
+@pytest.mark.skipif(PICTURES is None, reason="only with DRUMLINE_SCREENSHOTS=folder")
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_pictures_are_taken(browser: Browser, page: str, state: Simulated, width: int, is_dark: bool) -> None:
+    folder = Path(PICTURES or "")
+    folder.mkdir(parents=True, exist_ok=True)
+    browser.size(width, dark=is_dark)
+    kind = f"{width}-{'dark' if is_dark else 'light'}.png"
+    state.records["job-1"] = train(200)
+    for name, view in TAKEN.items():
+        visit(browser, page, view)
+        if name in ("job", "compare"):
+            browser.until(lambda: browser.all(".chart .scatterlayer path"), "curves that are drawn")
+        browser.picture(str(folder / f"{name}-{kind}"))
+    state.needs_key = True
+    visit(browser, page, "jobs")
+    browser.field("API key")
+    browser.picture(str(folder / f"login-{kind}"))
+    assert len(list(folder.glob(f"*-{kind}"))) == len(TAKEN) + 1

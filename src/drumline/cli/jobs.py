@@ -40,6 +40,7 @@ Text = Annotated[str | None, typer.Option("--text", help="Only those with this i
 Most = Annotated[int, typer.Option("--limit", min=1, help="At most so many, the newest.")]
 Follow = Annotated[bool, typer.Option("-f", "--follow", help="Go on until the job has ended.")]
 Source = Annotated[str, typer.Option(help="Which log: command, launcher or rank_<n>.")]
+Tail = Annotated[int | None, typer.Option("--tail", metavar="N", min=1, max=10_000, help="Only the last N lines.")]
 FromCheckpoint = Annotated[
     bool, typer.Option("--from-checkpoint", help="Go on from its newest checkpoint rather than from the beginning.")
 ]
@@ -119,12 +120,12 @@ def show(job_id: JobId, place: Place, as_json: Json = False) -> None:
         typer.echo(f"{name:<13} {value}")
 
 
-def logs(job_id: JobId, place: Place, follow: Follow = False, source: Source = "command") -> None:
+def logs(job_id: JobId, place: Place, follow: Follow = False, source: Source = "command", tail: Tail = None) -> None:
     """Print a job's log; -f follows it to its last line, also over restarts of the service."""
     from drumline.cli.screen import readers_may_leave
 
     with place.jobs() as jobs, readers_may_leave():
-        for line in jobs.logs(job_id, source=source, follow=follow):
+        for line in jobs.logs(job_id, source=source, follow=follow, tail=tail):
             print(line, flush=follow)
 
 
@@ -208,6 +209,7 @@ def told(job: JobDetail) -> Mapping[str, str]:
         "took": None if job.training_time is None else duration(job.training_time),
         "written to": job.output_path or job.model_path,
         "retry of": job.retry_of,
+        "note": job.note,
     }
     return {name: str(value) for name, value in values.items() if value not in (None, "")}
 

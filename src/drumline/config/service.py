@@ -23,6 +23,9 @@ class AccessConfig(Section):
     requests_per_minute: PositiveInt = Field(600, description="Reading requests a key, or without keys an address.")
     changes_per_minute: PositiveInt = Field(60, description="POST and DELETE requests a key, or an address.")
     session_hours: PositiveFloat = Field(12.0, description="How long a login of the web page lasts.")
+    audit_days: PositiveFloat = Field(
+        365.0, description="How long it is known who did what (GET /audit); what is older is removed."
+    )
     allowed_hosts: list[str] = Field(
         default=["localhost", "127.0.0.1", "[::1]"],
         description="Host names under which it answers who has no key, besides the one that it is bound to; * is any.",
@@ -56,6 +59,9 @@ class LimitsConfig(Section):
     max_body_bytes: PositiveInt = Field(32 * MIB, description="Largest body of a request.")
     max_texts: PositiveInt = Field(100_000, description="Texts in one request.")
     max_queued: PositiveInt = Field(10_000, description="Jobs of one owner that may wait.")
+    max_user_priority: int = Field(
+        50, ge=-100, le=100, description="Highest priority that others than admins may ask for; theirs may be 100."
+    )
     gpu_operation_s: PositiveFloat = Field(
         20.0, description="Seconds after which an answer about GPUs comes without what the driver has not said."
     )

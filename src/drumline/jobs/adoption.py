@@ -92,10 +92,21 @@ def _kill(pid: int, number: signal.Signals) -> bool:
     return True
 
 
+def marks() -> dict[str, list[int]]:
+    """Every living process of any attempt but this one, by the attempt's mark, whoever its parent is now."""
+    begins = f"{MARK}=".encode()
+    found: dict[str, list[int]] = {}
+    for pid in _pids():
+        if pid != os.getpid():
+            for entry in _environment(pid):
+                if entry.startswith(begins):
+                    found.setdefault(os.fsdecode(entry[len(begins) :]), []).append(pid)
+    return found
+
+
 def marked(mark: str) -> list[int]:
-    """Every living process of an attempt but this one, whoever its parent is now."""
-    wanted = f"{MARK}={mark}".encode()
-    return [pid for pid in _pids() if pid != os.getpid() and wanted in _environment(pid)]
+    """Those of one attempt."""
+    return marks().get(mark, [])
 
 
 def end_marked(mark: str, limit_s: float = LIMIT_S) -> list[int]:

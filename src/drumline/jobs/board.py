@@ -17,14 +17,16 @@ from drumline.config.service import ServiceConfig
 from drumline.errors import ConfigError, Conflict, Forbidden, NotFound, Quota, StoreError
 from drumline.jobs.defaults import GPUConfig, changed
 from drumline.jobs.devices import node_of
-from drumline.jobs.intake import Accepted, accept
+from drumline.jobs.intake import Accepted, accept, check_priority, most_priority
 from drumline.jobs.intake_paths import Places
-from drumline.jobs.plans import Plans, PlanView
+from drumline.jobs.plans import Planned, Plans, PlanView
 from drumline.jobs.prediction_retry import bring_prediction, forget_prediction, has_rows_to_go_on
+from drumline.jobs.queue_order import Queue
 from drumline.jobs.records import Job
 from drumline.jobs.requests import JobRequest, Who
 from drumline.jobs.retry_folder import ROWS, bring_rows, bring_run, has_checkpoint, write_rows, writing
-from drumline.jobs.states import Asked, handle
+from drumline.jobs.silence import give_up
+from drumline.jobs.states import NODE_SILENT, Asked, handle
 from drumline.jobs.store.values import Idempotency, JobFilter, Page
 
 if TYPE_CHECKING:
@@ -49,20 +51,29 @@ class Board:
         self._data_dir = config.data_dir.expanduser().absolute()
         self._node = node_of(config)
         self._plans = Plans(store, self._data_dir / "plans")
+        self.queue = Queue(store, self._node, config.scheduling)
+        """The order of the jobs of this machine that wait."""
 
     def submit(
-        self, request: JobRequest, who: Who, idempotency: Idempotency | None = None, *, has_defaults: bool = False
+        self,
+        request: JobRequest,
+        who: Who,
+        idempotency: Idempotency | None = None,
+        *,
+        defaults_version: int | None = None,
+        plan_id: str | None = None,
     ) -> Job:
         """Check a request and queue it; sent again with the same idempotency key it is the job that was made first.
 
-        has_defaults: the request says already what later jobs take, and what it leaves out it does not want. Raises
-        Forbidden for a viewer, ConfigError, DataError and TooLarge for a request that cannot be done, Quota, and
-        IdempotencyConflict.
+        defaults_version: of the defaults that the request has already, and what it leaves out it does not want; None:
+        it takes what there is. plan_id: a plan with texts that it was made of, which is gone with that. Raises
+        Forbidden for a viewer, ConfigError, DataError and TooLarge for a request that cannot be done, Quota,
+        IdempotencyConflict, and NotFound where the plan is another job's by now.
         """
         _may_change(who)
         if (earlier := self._made_before(idempotency)) is not None:
             return earlier
-        accepted = self._accept(request, who, has_defaults=has_defaults)
+        accepted = self._accept(request, who, defaults_version)
         self._check_quota(who.owner)
         now = time.time()
         job = Job(
@@ -79,7 +90,11 @@ class Board:
             queued_since=now,
         )
         rows = accepted.rows
-        return self._add(job, who, idempotency, lambda folder: None if rows is None else write_rows(folder, rows))
+        fill = (lambda folder: None) if rows is None else (lambda folder: write_rows(folder, rows))
+        kept = self._add(job, who, idempotency, fill, plan_id)
+        if plan_id is not None:
+            self._plans.forget(plan_id)
+        return kept
 
     def get(self, job_id: str, who: Who) -> Job:
         """A job. Raises NotFound, also for another owner's."""
@@ -99,9 +114,11 @@ class Board:
     def cancel(self, job_id: str, who: Who) -> Job:
         """Ask a job to stop: a queued one is over at once, one that runs saves and ends, an ended one stays as it is.
 
-        Raises NotFound and Forbidden.
+        One whose machine is silent, as it says, is lost. Raises NotFound and Forbidden.
         """
-        self._to_change(job_id, who)
+        job = self._to_change(job_id, who)
+        if job.reason == NODE_SILENT and (lost := self.give_up(lambda each: each.id == job_id, who)):
+            return lost[0]
         asked = Asked("cancel", time.time(), who.owner)
 
         def stopped(job: Job) -> Job:
@@ -109,17 +126,34 @@ class Board:
             # One that never had a process has nobody who tells what became of it.
             return replace(job, result={"success": False}) if job.has_ended and not job.result else job
 
-        job = self._store.jobs.update(job_id, stopped)
-        if job is None:
+        cancelled = self._store.jobs.update(job_id, stopped)
+        if cancelled is None:
             raise _no_job(job_id)
-        self._note("job.cancel", who, job_id)
+        self.note("job.cancel", who, job_id)
         self._wake()
-        return job
+        return cancelled
+
+    def give_up(self, fits: Callable[[Job], bool], who: Who) -> tuple[Job, ...]:
+        """End jobs of machines that are silent, as these jobs say, as lost; those of this machine are not among them.
+
+        fits: which of them, of those that this caller may change.
+        """
+
+        def may_go(job: Job) -> bool:
+            return job.node != self._node and (who.role == "admin" or job.owner == who.owner) and fits(job)
+
+        _may_change(who)
+        lost = give_up(self._store, may_go, who.owner, time.time())
+        for job in lost:
+            self.note("job.give_up", who, job.id)
+        return lost
 
     def retry(
         self, job_id: str, who: Who, *, from_checkpoint: bool = False, idempotency: Idempotency | None = None
     ) -> Job:
         """A new job that does an ended one's work again, from its newest checkpoint or from the beginning.
+
+        Its priority is the old one's, as far as this caller may ask for that.
 
         Raises NotFound, Forbidden, Quota, and Conflict for one that has not ended, or whose checkpoints or texts are
         not there.
@@ -131,11 +165,12 @@ class Board:
         self._check_retry(old, source, from_checkpoint=from_checkpoint)
         self._check_quota(old.owner)
         now = time.time()
+        most = most_priority(self._config, who)
         job = Job(
             id=_new_id(now),
             owner=old.owner,
             work=old.work,
-            resources=old.resources,
+            resources=replace(old.resources, priority=min(old.resources.priority, most)),
             created=now,
             name=old.name,
             user_id=old.user_id,
@@ -170,18 +205,29 @@ class Board:
             for cache in (folder / "cache", folder / ".drumline"):
                 if cache.is_dir():
                     shutil.rmtree(cache)
-        self._note("job.delete_data", who, job_id)
+        self.note("job.delete_data", who, job_id)
 
-    def plan(self, request: JobRequest, who: Who, *, has_defaults: bool = False) -> PlanView:
+    def plan(
+        self,
+        request: JobRequest,
+        who: Who,
+        idempotency: Idempotency | None = None,
+        *,
+        defaults_version: int | None = None,
+    ) -> PlanView:
         """Check a request as submit does, and keep it under an id; model and data may be left for its start.
 
-        Raises what submit does.
+        Sent again with the same idempotency key it is the plan that was made first, while that is there. Raises what
+        submit does.
         """
         _may_change(who)
-        accepted = self._accept(request, who, has_defaults=has_defaults, complete=False)
-        return self._plans.keep(request, accepted, who.owner)
+        accepted = self._accept(request, who, defaults_version, complete=False)
+        kept, is_new = self._plans.keep(request, accepted, who.owner, idempotency)
+        if is_new:
+            self.note("plan.keep", who, kept.id)
+        return kept
 
-    def planned(self, plan_id: str, who: Who) -> JobRequest:
+    def planned(self, plan_id: str, who: Who) -> Planned:
         """The request that was kept under an id, with its texts. Raises NotFound."""
         return self._plans.read(plan_id, lambda owner: _may_see(owner, who))
 
@@ -189,6 +235,7 @@ class Board:
         """Remove the texts of a plan, so that it cannot be started as it was. Raises NotFound and Forbidden."""
         _may_change(who)
         self._plans.drop(plan_id, lambda owner: _may_see(owner, who))
+        self.note("plan.delete_data", who, plan_id)
 
     def defaults(self) -> tuple[GPUConfig | None, int]:
         """What later jobs take that do not say it, and its version; None and 0: nobody has set anything."""
@@ -212,21 +259,34 @@ class Board:
             raise ConfigError(f"{name}: {first['msg']}", "see the table of GPUConfig") from None
         following = version if expected is None else expected
         kept = self._store.settings.put("defaults", config.model_dump(mode="json"), who.owner, following)
-        self._note("defaults.set", who, f"version {kept.version}")
+        self.note("defaults.set", who, f"version {kept.version}")
         return config, kept.version
 
     def folder(self, job: Job) -> Path:
         """Where everything of a job lies."""
         return self._data_dir / "jobs" / job.id
 
+    def files(self, job: Job) -> Path:
+        """The same, for who reads there. Raises Conflict where it is not here, and the job is another machine's."""
+        folder = self.folder(job)
+        if not folder.is_dir():
+            self._check_node(job)
+        return folder
+
     def _made_before(self, idempotency: Idempotency | None) -> Job | None:
         """The job of the same request, before anything else is looked at: by now that may be full, or gone."""
         return None if idempotency is None else self._store.jobs.added_before(idempotency)
 
-    def _accept(self, request: JobRequest, who: Who, *, has_defaults: bool, complete: bool = True) -> Accepted:
-        defaults = None if has_defaults else self.defaults()[0]
+    def _accept(
+        self, request: JobRequest, who: Who, defaults_version: int | None, *, complete: bool = True
+    ) -> Accepted:
+        check_priority(request, self._config, who)
+        defaults = None
+        if defaults_version is None:
+            defaults, defaults_version = self.defaults()
         places = Places(self._config, lambda job_id: self._may_use(job_id, who))
-        return accept(request, self._config, places, defaults, has_gpus=self._has_gpus(), complete=complete)
+        found = accept(request, self._config, places, defaults, has_gpus=self._has_gpus(), complete=complete)
+        return replace(found, work=replace(found.work, defaults_version=defaults_version))
 
     def _may_use(self, job_id: str, who: Who) -> bool:
         """Whether what a job has made may be named as a model."""
@@ -261,7 +321,14 @@ class Board:
         if self._store.jobs.counts(owner).get("queued", 0) >= most:
             raise Quota(f"{owner} has {most:,} jobs that wait", "cancel some of them, or wait until they have run")
 
-    def _add(self, job: Job, who: Who, idempotency: Idempotency | None, fill: Callable[[Path], None]) -> Job:
+    def _add(
+        self,
+        job: Job,
+        who: Who,
+        idempotency: Idempotency | None,
+        fill: Callable[[Path], None],
+        plan_id: str | None = None,
+    ) -> Job:
         """Keep a new job: its folder first, so that a job that is there has all that it needs."""
         folder = self.folder(job)
         with writing(folder):
@@ -269,7 +336,7 @@ class Board:
         try:
             with writing(folder):
                 fill(folder)
-            kept, is_new = self._store.jobs.add(job, idempotency)
+            kept, is_new = self._store.jobs.add(job, idempotency, plan_id)
         except BaseException:
             with suppress(StoreError):  # a commit whose answer was lost may have been one: then the folder stays
                 if self._store.jobs.get(job.id) is None:
@@ -278,14 +345,13 @@ class Board:
         if not is_new:
             shutil.rmtree(folder, ignore_errors=True)
             return kept
-        self._note("job.retry" if job.retry_of else "job.submit", who, job.id)
+        self.note("job.retry" if job.retry_of else "job.submit", who, job.id)
         self._wake()
         return kept
 
-    def _note(self, event: str, who: Who, what: str) -> None:
-        self._store.log.audit(
-            event, who.owner if who.key_id is None else f"{who.owner} ({who.key_id})", what, time.time()
-        )
+    def note(self, event: str, who: Who, what: str) -> None:
+        """Write into the audit log that somebody did something, as event "job.cancel" to what "job-20260102-…"."""
+        self._store.log.audit(event, who.name, what, time.time())
 
 
 def _sees_all(who: Who) -> bool:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from drumline.config.section import Fraction, Section
+from drumline.errors import ConfigError, HardwareError
 from drumline.jobs.records import Inventory
 
 KIND: Literal["defaults"] = "defaults"
@@ -33,7 +34,9 @@ class GPUConfig(Section):
     gpu_ids: list[GpuId] = Field(
         default=[],
         max_length=1024,
-        description="The only GPUs that a training is given, by index as nvidia-smi shows it or by UUID; empty: any.",
+        description="By index as nvidia-smi shows it, or by UUID; empty: any. In POST /multigpu/config: the only GPUs "
+        "that any job is given from now on, those that wait already too; what runs keeps what it has. In a training's "
+        "gpu_config: the only GPUs that this training is given; it waits for them.",
     )
     distributed_training: bool = Field(
         False,
@@ -130,6 +133,25 @@ def with_indexes(gpu_ids: Iterable[int | str], indexes: Mapping[int, str]) -> li
     """The same GPUs by the numbers that they have now; as they were where none is there."""
     numbers = {uuid: index for index, uuid in indexes.items()}
     return [numbers.get(str(name), name) for name in gpu_ids]
+
+
+def gpus_named(gpu_ids: Iterable[int | str], indexes: Mapping[int, str]) -> list[str]:
+    """The UUIDs of GPUs that a request names. Raises ConfigError for one twice, HardwareError for one that is not."""
+    found: dict[str, str] = {}
+    for name in gpu_ids:
+        uuid = uuid_of(name, indexes)
+        if uuid is None:
+            raise HardwareError(f"gpu_ids: this machine has no GPU {name}", told_of(indexes))
+        if uuid in found:
+            raise ConfigError(f"gpu_ids names {found[uuid]} twice", "name each GPU once")
+        found[uuid] = str(name)
+    return list(found)
+
+
+def told_of(indexes: Mapping[int, str]) -> str:
+    """Which GPUs there are, for one who asked for others."""
+    there = ", ".join(f"{index} ({uuid})" for index, uuid in sorted(indexes.items()))
+    return f"choose from {there}" if there else "it has none: leave gpu_ids out"
 
 
 def limited(inventory: Inventory, gpu_ids: Iterable[int | str]) -> Inventory:

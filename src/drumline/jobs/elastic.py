@@ -21,14 +21,14 @@ def extend(starting: dict[str, list[Device]], jobs: Sequence[Job], free: Pool) -
     while sizes and free.count():
         size, number = heapq.heappop(sizes)
         job = jobs[number]
-        most, memory = job.resources.most, job.resources.memory_bytes
-        if (most is None or size < most) and free.count(memory):
-            starting[job.id] += free.take(1, memory)
+        most = job.resources.most
+        if (most is None or size < most) and free.count(job.resources):
+            starting[job.id] += free.take(1, job.resources)
             heapq.heappush(sizes, (size + 1, number))
     for job in jobs:
         if len(starting[job.id]) > job.resources.least:
             free.put(starting[job.id])
-            starting[job.id] = free.take(len(starting[job.id]), job.resources.memory_bytes)
+            starting[job.id] = free.take(len(starting[job.id]), job.resources)
 
 
 def growing(fleet: Fleet, least_run_s: float) -> Iterator[tuple[Job, int]]:
@@ -39,13 +39,12 @@ def growing(fleet: Fleet, least_run_s: float) -> Iterator[tuple[Job, int]]:
     if fleet.leaving:
         return
     for job in sorted(fleet.elastic, key=lambda job: (len(job.devices), job.id)):
-        memory = job.resources.memory_bytes
-        now_has, more = len(fleet.held.get(job.id, ())), fleet.free.count(memory)
+        now_has, more = len(fleet.held.get(job.id, ())), fleet.free.count(job.resources)
         if job.resources.most is not None:
             more = min(more, job.resources.most - now_has)
         # Devices of its own that cannot be used now would not be had again.
         if now_has + more > len(job.devices) and _is_worth_it(job, now_has + more, least_run_s):
-            fleet.free.take(more, memory)
+            fleet.free.take(more, job.resources)
             yield job, now_has + more
 
 

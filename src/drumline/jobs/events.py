@@ -113,7 +113,47 @@ class Missing:
     now: float
 
 
-Event = Granted | Started | Began | Asked | Overdue | Ended | Refused | Gone | Restarted | Missing
+@dataclass(frozen=True)
+class Silent:
+    """Nobody on its machine has looked after it for long; whether its processes live cannot be known from elsewhere."""
+
+    since: float
+    """The last moment of which it is known that somebody did."""
+    now: float
+
+
+@dataclass(frozen=True)
+class Heard:
+    """Its machine answers again."""
+
+    now: float
+
+
+@dataclass(frozen=True)
+class GivenUp:
+    """Somebody says of a job whose machine does not answer that it is lost."""
+
+    seen: float
+    """Until when its attempt counts as having had its devices."""
+    now: float
+    by: str
+
+
+Event = (
+    Granted
+    | Started
+    | Began
+    | Asked
+    | Overdue
+    | Ended
+    | Refused
+    | Gone
+    | Restarted
+    | Missing
+    | Silent
+    | Heard
+    | GivenUp
+)
 
 
 @dataclass(frozen=True)

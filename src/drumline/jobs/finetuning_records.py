@@ -110,7 +110,7 @@ class FineTuned:
     best_loss: float | None
     """The lowest of an evaluation after an update, else of a log line."""
     gpu_stats: Mapping[str, Any]
-    """gpus (UUIDs), gpu_seconds, energy_j and cost."""
+    """gpus (UUIDs), gpu_seconds, energy_j (None: nobody measured it) and cost."""
     training_history: tuple[Mapping[str, Any], ...]
     """Log lines and evaluations, as metrics.jsonl has them."""
 
@@ -153,7 +153,7 @@ def outcome(training: Training, facts: RunFacts | None = None) -> FineTuned:
         gpu_stats={
             "gpus": list(facts.gpus),
             "gpu_seconds": spent.gpu_s,
-            "energy_j": spent.energy_j,
+            "energy_j": spent.energy_j or None,
             "cost": spent.cost,
         },
         training_history=history,

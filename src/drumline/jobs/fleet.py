@@ -53,15 +53,15 @@ class Fleet:
 
     def take(self, job: Job, count: int) -> list[Device]:
         """Free devices that the job has from now on."""
-        taken = self.free.take(count, job.resources.memory_bytes)
+        taken = self.free.take(count, job.resources)
         self.held[job.id] = taken
         return taken
 
     def claim(self, job: Job) -> None:
         """Keep devices for a job that starts once the stopping ones have stopped: free ones, then coming ones."""
-        least, memory = job.resources.least, job.resources.memory_bytes
-        free = min(least, self.free.count(memory))
-        self.held[job.id] = [*self.free.take(free, memory), *self.coming.take(least - free, memory)]
+        asked, least = job.resources, job.resources.least
+        free = min(least, self.free.count(asked))
+        self.held[job.id] = [*self.free.take(free, asked), *self.coming.take(least - free, asked)]
 
 
 def _settled(jobs: Sequence[Job], now: float, least_run_s: float) -> list[Job]:

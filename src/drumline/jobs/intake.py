@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from drumline.config.service import ServiceConfig
-from drumline.errors import ConfigError, TooLarge
+from drumline.errors import ConfigError, Forbidden, TooLarge
 from drumline.jobs.defaults import GPUConfig, devices_from, parallel_from, settings_from
 from drumline.jobs.finetuning_settings import as_settings
 from drumline.jobs.intake_data_sets import check_saved
@@ -16,7 +16,7 @@ from drumline.jobs.intake_paths import Places
 from drumline.jobs.intake_predictions import check_images, image_roots, prediction_settings
 from drumline.jobs.intake_settings import bounded, finetuning_settings, is_text, run_settings
 from drumline.jobs.records import Resources, Work
-from drumline.jobs.requests import JobRequest, ResourcesRequest
+from drumline.jobs.requests import JobRequest, ResourcesRequest, Who
 
 COUNTS = ("hardware.count", "hardware.num_processes", "hardware.gpus")
 """Settings by which a run says how many devices it wants; of a job its resources say it."""
@@ -87,6 +87,21 @@ def accept(
     export = request.kind == "finetune" or flat.get("model.kind", _kind_of(flat.get("model"))) == "huggingface"
     work = Work(request.kind, settings, model, name, data, parallel, export=export)
     return Accepted(work, resources, rows, tuple(notes))
+
+
+def most_priority(config: ServiceConfig, who: Who) -> int:
+    """The highest priority that somebody may ask for."""
+    return 100 if who.role == "admin" else config.limits.max_user_priority
+
+
+def check_priority(request: JobRequest, config: ServiceConfig, who: Who) -> None:
+    """Raise Forbidden for a priority that is an admin's alone: with it one owner's jobs would stop all others'."""
+    most = most_priority(config, who)
+    if request.resources is not None and request.resources.priority > most:
+        raise Forbidden(
+            f"priority {request.resources.priority} is an admin's to ask for, and others may have {most} at most",
+            f"ask for {most} or less, or ask an admin (limits.max_user_priority of the service)",
+        )
 
 
 def _prediction(
@@ -257,13 +272,19 @@ def _resources(request: ResourcesRequest | None, asked: int | None, usual: int |
             raise ConfigError(f"min_devices is {least} and max_devices {most}", "write the smaller one as min_devices")
         if devices != "auto" and not least <= devices <= most:
             raise ConfigError(f"devices is {devices}, not between {least} and {most}", "leave devices out")
-    return Resources(
+    found = Resources(
         devices=devices,
         min_devices=least,
         max_devices=most,
         memory_bytes=request.memory_bytes,
+        gpus=tuple(dict.fromkeys(request.gpus)),
         priority=request.priority,
         time_limit_s=request.time_limit_s,
         retries=request.retries,
         preemptible=request.preemptible,
     )
+    if found.gpus and found.least > len(found.gpus):
+        raise ConfigError(
+            f"it asks for {found.least} devices, and gpus names {len(found.gpus)}", "name as many, or ask for fewer"
+        )
+    return found

@@ -6,12 +6,17 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable
 
-from drumline.jobs.records import Device
+from drumline.jobs.records import Device, Resources
+
+ANY = Resources()
+"""What every device suits."""
 
 
-def suits(device: Device, memory_bytes: int | None) -> bool:
-    """Whether it has that much memory; one whose memory is not known (a slot) suits every job."""
-    return memory_bytes is None or device.memory_bytes is None or device.memory_bytes >= memory_bytes
+def suits(device: Device, asked: Resources) -> bool:
+    """Whether it is one of those that are named, if any, and has the memory; one whose memory is not known has it."""
+    if asked.gpus and device.id not in asked.gpus:
+        return False
+    return asked.memory_bytes is None or device.memory_bytes is None or device.memory_bytes >= asked.memory_bytes
 
 
 class Pool:
@@ -33,25 +38,26 @@ class Pool:
         for number, members in added.items():
             self._set(number, [*self._groups.get(number, ()), *members])
 
-    def count(self, memory_bytes: int | None = None) -> int:
-        """How many there are, with that much memory each."""
-        if memory_bytes is None:
+    def count(self, asked: Resources = ANY) -> int:
+        """How many there are that suit."""
+        if asked.gpus:
+            return sum(suits(device, asked) for members in self._groups.values() for device in members)
+        if asked.memory_bytes is None:
             return len(self._memory)
-        return len(self._memory) - bisect_left(self._memory, memory_bytes)
+        return len(self._memory) - bisect_left(self._memory, asked.memory_bytes)
 
-    def take(self, count: int, memory_bytes: int | None = None) -> list[Device]:
-        """Remove that many devices with that much memory; at most `count(memory_bytes)` may be asked for."""
-        if memory_bytes is not None and self.count(memory_bytes) == self.count():
-            memory_bytes = None
+    def take(self, count: int, asked: Resources = ANY) -> list[Device]:
+        """Remove that many devices that suit; at most `count(asked)` may be asked for."""
+        are_all = self.count(asked) == self.count()
         taken: list[Device] = []
         while len(taken) < count:
             missing = count - len(taken)
-            number = self._group_of_all(missing) if memory_bytes is None else self._group(missing, memory_bytes)
+            number = self._group_of_all(missing) if are_all else self._group(missing, asked)
             members = self._groups[number]
-            if memory_bytes is None:
+            if are_all:
                 chosen, rest = members[:missing], members[missing:]
             else:
-                chosen = [device for device in members if suits(device, memory_bytes)][:missing]
+                chosen = [device for device in members if suits(device, asked)][:missing]
                 ids = {device.id for device in chosen}
                 rest = [device for device in members if device.id not in ids]
             self._set(number, rest)
@@ -65,11 +71,9 @@ class Pool:
         enough = [size for size in self._by_size if size >= count]
         return next(iter(self._by_size[min(enough) if enough else max(self._by_size)]))
 
-    def _group(self, count: int, memory_bytes: int) -> int:
-        """The same, of those devices that have so much memory."""
-        sizes = {
-            number: sum(suits(device, memory_bytes) for device in members) for number, members in self._groups.items()
-        }
+    def _group(self, count: int, asked: Resources) -> int:
+        """The same, of those devices that suit."""
+        sizes = {number: sum(suits(device, asked) for device in members) for number, members in self._groups.items()}
         enough = [number for number, size in sizes.items() if size >= count]
         if enough:
             return min(enough, key=lambda number: (sizes[number], number))

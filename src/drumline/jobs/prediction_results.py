@@ -117,7 +117,7 @@ def prediction_result(job: Job, folder: Path, facts: PredictionFacts, usage: Map
         "gpu_stats": {
             "gpus": [device for device in job.devices if not device.startswith("cpu:")],
             "gpu_seconds": facts.spent.gpu_s,
-            "energy_j": facts.spent.energy_j,
+            "energy_j": usage["energy_j"],
             "cost": usage["cost"],
         },
         "usage": dict(usage),

@@ -28,8 +28,8 @@ def make_room(job: Job, fleet: Fleet, now: float, policy: SchedulingConfig) -> t
 
     A job is stopped for one of higher base priority only, and only if that comes first also with all waiting counted.
     """
-    memory = job.resources.memory_bytes
-    missing = job.resources.least - fleet.free.count(memory) - fleet.coming.count(memory)
+    asked = job.resources
+    missing = asked.least - fleet.free.count(asked) - fleet.coming.count(asked)
     chosen = {leaver.job.id: leaver for leaver in _shrinking(job, missing, fleet)}
     total = sum(leaver.gives for leaver in chosen.values())
     if policy.preempt and total < missing:
@@ -43,8 +43,7 @@ def make_room(job: Job, fleet: Fleet, now: float, policy: SchedulingConfig) -> t
 
 def _shrinking(job: Job, missing: int, fleet: Fleet) -> Iterator[Leaver]:
     """Elastic jobs, that first which can give most, each with no more than is still missing."""
-    memory = job.resources.memory_bytes
-    if fleet.usable.count(memory) < fleet.usable.count():
+    if fleet.usable.count(job.resources) < fleet.usable.count():
         # What a shrunk job keeps is chosen anew when it starts, and might be just the devices that are wanted.
         return
     able = [
@@ -66,7 +65,7 @@ def _preempted(job: Job, fleet: Fleet, now: float, ageing_s: float) -> Iterator[
         if other.resources.priority >= job.resources.priority:
             return
         if other.resources.preemptible and other.id not in fleet.leaving and goes_before(job, other, now, ageing_s):
-            gives = sum(suits(device, job.resources.memory_bytes) for device in fleet.held.get(other.id, ()))
+            gives = sum(suits(device, job.resources) for device in fleet.held.get(other.id, ()))
             if gives:
                 yield Leaver(other, gives)
 

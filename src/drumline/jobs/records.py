@@ -26,6 +26,8 @@ class Resources:
     max_devices: int | None = None
     memory_bytes: int | None = None
     """Free memory that each of its GPUs must have."""
+    gpus: tuple[str, ...] = ()
+    """UUIDs of the only GPUs that it may be given; empty: any."""
     priority: int = 0
     """-100 to 100; the higher goes first, and may stop a lower one that is preemptible."""
     time_limit_s: float | None = None
@@ -73,6 +75,8 @@ class Work:
     """Write a Hugging Face folder when it is done."""
     output: OutputForm = "jsonl"
     """infer: what the answers are written as."""
+    defaults_version: int | None = None
+    """Of the defaults that it took where it said nothing; 0: nobody had set any. None: it was not noted."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,7 @@ class Lease:
     job_id: str
     since: float
     expires: float
-    """Renewed while its job is looked after; one that has run out is only given on once no process of the job lives."""
+    """Renewed while its job is looked after. One that has run out is held all the same, until the job has ended."""
 
 
 @dataclass(frozen=True)

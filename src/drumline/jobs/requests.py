@@ -15,6 +15,7 @@ Text = Annotated[str, Field(max_length=10_000_000)]
 Texts = Annotated[list[Text | dict[str, Any]], Field(fail_fast=True)]
 """Rows. The first that is wrong ends the look at them: an error of each of a million would take gigabytes."""
 Chosen = Annotated[str, Field(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f\x7f]*$")]
+Uuid = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9/-]+$")]
 ChosenPaths = Annotated[list[Chosen], Field(max_length=1000, fail_fast=True)]
 
 
@@ -27,6 +28,11 @@ class Who:
     role: Role = "user"
     """viewer: changes nothing; user: its owner's jobs; admin: all jobs."""
     key_id: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Owner, and the key by which it came if there was one: what the audit log calls who did something."""
+        return self.owner if self.key_id is None else f"{self.owner} ({self.key_id})"
 
 
 class Request(Section):
@@ -47,6 +53,9 @@ class ResourcesRequest(Request):
     max_devices: Annotated[int, Field(ge=1, le=100_000)] | None = Field(None, description="See min_devices.")
     memory_bytes: Annotated[int, Field(ge=1, le=2**62)] | None = Field(
         None, description="Free memory that each of its GPUs must have."
+    )
+    gpus: Annotated[list[Uuid], Field(max_length=1024)] = Field(
+        default=[], description="UUIDs of the only GPUs that it may be given; it waits for them. Empty: any."
     )
     priority: Annotated[int, Field(ge=-100, le=100)] = Field(0, description="The higher goes first.")
     time_limit_s: Annotated[float, Field(gt=0, le=1e9)] | None = Field(

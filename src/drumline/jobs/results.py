@@ -19,6 +19,7 @@ from drumline.jobs.prediction_results import (
     prediction_result,
 )
 from drumline.jobs.records import Job
+from drumline.jobs.store.values import are_gpus
 from drumline.monitor.runs import RunFacts, RunWatch
 
 _NAMES = ("step", "epoch", "loss", "eval_loss", "units_per_s", "unit", "mfu", "eta_s", "elapsed_s", "world_size")
@@ -49,8 +50,8 @@ def result_of(
     """What became of a job whose state is final, as Job.result has it. Raises OSError and ValueError as its files do.
 
     usage: what it took, for accounting. device_seconds counts every attempt; useful_seconds what its run trained, of
-    which goodput is the share; gpu_seconds and energy_j are those that were measured. cost, there and in gpu_stats: see
-    cost_of. facts: of its run, where they were read just now.
+    which goodput is the share; gpu_seconds and energy_j are those that were measured, the latter None where nobody did.
+    cost, there and in gpu_stats: see cost_of. facts: of its run, where they were read just now.
     """
     facts = watch_of(job, folder).look() if facts is None else facts
     if isinstance(facts, PredictionFacts):
@@ -78,7 +79,7 @@ def _of_prediction(job: Job, folder: Path, policy: SchedulingConfig, facts: Pred
     return prediction_result(job, folder, facts, usage)
 
 
-def no_result(job: Job, why: Exception) -> dict[str, Any]:
+def no_result(job: Job, why: Exception | str) -> dict[str, Any]:
     """The same of a job whose folder cannot be read."""
     return {"success": job.state == "succeeded", "model_path": None, "best_loss": None, "problem": str(why)}
 
@@ -96,8 +97,7 @@ def device_seconds(job: Job, run_s: float) -> float:
 
 def cost_of(job: Job, device_s: float, price_per_gpu_hour: float, recorded: float) -> float:
     """What a job's GPUs cost by the service's price; where it has none, what its run has recorded."""
-    is_gpu = any(not device.startswith("cpu:") for device in job.devices)
-    return (device_s / 3600 * price_per_gpu_hour if is_gpu else 0.0) or recorded
+    return (device_s / 3600 * price_per_gpu_hour if are_gpus(job.devices) else 0.0) or recorded
 
 
 def _usage_of_training(job: Job, told: FineTuned, cost: float) -> dict[str, Any]:
@@ -106,14 +106,14 @@ def _usage_of_training(job: Job, told: FineTuned, cost: float) -> dict[str, Any]
     return _usage(job, spent, min(told.training_time_s, job.used_s), median(rates) if rates else None)
 
 
-def _usage(job: Job, spent: tuple[float, float, float], useful: float, mfu: float | None) -> dict[str, Any]:
+def _usage(job: Job, spent: tuple[float, float | None, float], useful: float, mfu: float | None) -> dict[str, Any]:
     """What a job took. spent: GPU seconds, joules and cost. useful: seconds that its run did what it is for."""
     gpu_s, energy_j, cost = spent
     return {
         "seconds": job.used_s,
         "device_seconds": device_seconds(job, job.used_s),
         "gpu_seconds": gpu_s,
-        "energy_j": energy_j,
+        "energy_j": energy_j or None,
         "cost": cost,
         "useful_seconds": useful,
         "goodput": useful / job.used_s if job.used_s > 0 else None,

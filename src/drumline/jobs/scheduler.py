@@ -78,39 +78,39 @@ class _Turn:
         self._waits: dict[str, str] = {}
         self._first: Job | None = None
         """The job that has to wait and for which free devices are kept; those after it only get what it can spare."""
-        self._said: dict[tuple[int, int | None], str] = {}
+        self._said: dict[tuple[int, int | None, tuple[str, ...]], str] = {}
         self._one_waits = False
         """Whether a job waits that could run if others did not."""
 
     def look_at(self, job: Job) -> None:
         """Start it, or say why it waits."""
-        least, memory = job.resources.least, job.resources.memory_bytes
-        free = self._fleet.free.count(memory)
-        if free >= least:
+        asked = job.resources
+        free = self._fleet.free.count(asked)
+        if free >= asked.least:
             self._start(job, free)
-        elif (least, memory) in self._said:
-            self._waits[job.id] = self._said[least, memory]
+        elif (said := self._said.get((asked.least, asked.memory_bytes, asked.gpus))) is not None:
+            self._waits[job.id] = said
         else:
             self._waits[job.id] = self._look_at_one_that_waits(job, free)
 
     def _look_at_one_that_waits(self, job: Job, free: int) -> str:
         """Make room for it, or keep what is free, if it is the first; why it waits."""
-        fleet, least, memory = self._fleet, job.resources.least, job.resources.memory_bytes
-        if fleet.machine.count(memory) < least:
+        fleet, asked, least = self._fleet, job.resources, job.resources.least
+        if fleet.machine.count(asked) < least:
             why = waiting.too_large(job, fleet)
-        elif fleet.usable.count(memory) < least:
+        elif fleet.usable.count(asked) < least:
             # Nothing is kept for it: when the others can be used again is not known, and all would wait with it.
             why = waiting.unusable(job, fleet)
         else:
             self._one_waits = True
-            if self._first is None and (free + fleet.coming.count(memory) >= least or self._room_is_made(job)):
+            if self._first is None and (free + fleet.coming.count(asked) >= least or self._room_is_made(job)):
                 fleet.claim(job)
                 return waiting.stopping(job, fleet)
             if self._first is None:
                 return self._keep_for(job, free)
             why = waiting.behind(job, fleet)
         # Thousands may wait for the same, and for the same reason.
-        self._said[least, memory] = why
+        self._said[least, asked.memory_bytes, asked.gpus] = why
         return why
 
     def decision(self) -> Decision:
@@ -139,10 +139,10 @@ class _Turn:
 
     def _keep_for(self, job: Job, free: int) -> str:
         """Keep what is free for it, but for what it can spare whichever job ends next; why it waits."""
-        fleet, least, memory = self._fleet, job.resources.least, job.resources.memory_bytes
+        fleet, asked, least = self._fleet, job.resources, job.resources.least
         self._first = job
-        held = [sum(suits(device, memory) for device in devices) for devices in fleet.held.values()]
-        spared = min(free, spare(least, free + fleet.coming.count(memory), held))
-        fleet.free.take(free - spared, memory)
-        fleet.coming.take(fleet.coming.count(memory), memory)
+        held = [sum(suits(device, asked) for device in devices) for devices in fleet.held.values()]
+        spared = min(free, spare(least, free + fleet.coming.count(asked), held))
+        fleet.free.take(free - spared, asked)
+        fleet.coming.take(fleet.coming.count(asked), asked)
         return waiting.first(job, free, fleet)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal as signals
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -14,8 +15,10 @@ from drumline.jobs.events import (
     End,
     Ended,
     Event,
+    GivenUp,
     Gone,
     Granted,
+    Heard,
     Instruction,
     Kill,
     Missing,
@@ -23,6 +26,7 @@ from drumline.jobs.events import (
     Refused,
     Release,
     Restarted,
+    Silent,
     Started,
     StartKeeper,
     Stop,
@@ -31,6 +35,7 @@ from drumline.jobs.events import (
 from drumline.jobs.records import ACTIVE_STATES, Job, State
 
 __all__ = [
+    "NODE_SILENT",
     "NO_CURE",
     "REASONS",
     "AskToStop",
@@ -39,8 +44,10 @@ __all__ = [
     "End",
     "Ended",
     "Event",
+    "GivenUp",
     "Gone",
     "Granted",
+    "Heard",
     "Instruction",
     "Kill",
     "Missing",
@@ -48,6 +55,7 @@ __all__ = [
     "Refused",
     "Release",
     "Restarted",
+    "Silent",
     "StartKeeper",
     "Started",
     "Step",
@@ -69,6 +77,9 @@ SHORT_S = 60.0
 SHORT_TRIES = 3
 """How many of those in a row are borne, whatever the job's retries: a run that always ends so would begin for ever."""
 
+NODE_SILENT = "node_silent"
+"""Reason of an active job for as long as its machine does not answer."""
+
 REASONS: Mapping[str, str] = MappingProxyType(
     {
         "cancelled": "somebody cancelled it",
@@ -89,6 +100,8 @@ REASONS: Mapping[str, str] = MappingProxyType(
         "export_failed": "it was trained, and its model could not be written",
         "interrupted_often": "each of several attempts was interrupted shortly after it began",
         "files_missing": "its folder is gone",
+        NODE_SILENT: "its machine does not answer; its processes may go on there",
+        "node_lost": "its machine did not answer any more, and somebody gave it up",
     }
 )
 """Reason codes and what each means."""
@@ -134,6 +147,13 @@ def handle(job: Job, event: Event) -> Step:
             return _asked(job, stop, now, by)
         case Granted(devices, now):
             return _granted(job, devices, now)
+        case Silent(since, _):
+            return _silent(job, since)
+        case Heard(_):
+            heard = replace(job, reason=None, message="", fix="")
+            return Step(heard if _is_silent(job) else job)
+        case GivenUp(seen, now, by):
+            return _given_up(job, seen, now, by)
     return _of_attempt(job, event) if job.state in ACTIVE_STATES else Step(job)
 
 
@@ -219,6 +239,29 @@ def _missing(job: Job, now: float) -> Step:
         return step
     # Its process, if one is left, is still to be found by the number.
     return Step(replace(step.job, pid=job.pid, pid_began=job.pid_began), (Kill(), *step.do))
+
+
+def _silent(job: Job, since: float) -> Step:
+    if job.state not in ACTIVE_STATES or _is_silent(job):
+        return Step(job)
+    moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since))
+    message = f"nobody has looked after it since {moment}: node {job.node} does not answer"
+    fix = f"wait for {job.node}; where it is gone for good, cancel the job, which then ends as lost"
+    return Step(replace(job, reason=NODE_SILENT, message=message, fix=fix))
+
+
+def _is_silent(job: Job) -> bool:
+    return job.state in ACTIVE_STATES and job.reason == NODE_SILENT
+
+
+def _given_up(job: Job, seen: float, now: float, by: str) -> Step:
+    if not _is_silent(job):
+        return Step(job)
+    if job.attempt_began is not None:
+        job = replace(job, attempt_began=now - max(0.0, seen - job.attempt_began))
+    message = f"given up by {by}; {job.message}"
+    fix = f"send its request again; what it has written lies on {job.node}, which ends its processes once it answers"
+    return _over(job, "lost", "node_lost", message, fix, now)
 
 
 def _ended(job: Job, end: End, now: float) -> Step:

@@ -21,13 +21,16 @@ from drumline.config.service import ServiceConfig
 from drumline.errors import Conflict, StoreError
 from drumline.jobs.adoption import since_boot
 from drumline.jobs.devices import node_of
-from drumline.jobs.events import Asked, Event, Granted, Kill, Overdue, Release
+from drumline.jobs.events import Asked, Event, Granted, Heard, Kill, Overdue, Release
 from drumline.jobs.executor import Executor
+from drumline.jobs.leftovers import Leftovers
 from drumline.jobs.prediction_results import PredictionWatch
 from drumline.jobs.records import ACTIVE_STATES, Inventory, Job, Lease
 from drumline.jobs.results import DEVICE_SECONDS, no_result, progress_of, result_of, watch_of
 from drumline.jobs.scheduler import decide
-from drumline.jobs.states import handle, with_the_clock
+from drumline.jobs.silence import LOOK_S, Neighbours
+from drumline.jobs.spending import SPENT_BEFORE, note_attempt, with_device_seconds
+from drumline.jobs.states import NODE_SILENT, handle, with_the_clock
 from drumline.jobs.store import Change, Store
 from drumline.monitor.runs import RunWatch
 
@@ -45,8 +48,6 @@ STOP_AGAIN_S = 1.0
 """Between two requests to stop; a keeper heeds the first alone."""
 START_AGAIN_S = 3.0
 """After which a keeper that has not begun is started once more: who granted the devices may have been killed."""
-SPENT_BEFORE = "energy_before_j"
-"""In a job's progress: joules that the attempts before the present one took."""
 MOST_PAUSE_S = 5.0
 """Between two tries while the store cannot be reached."""
 _STOP_MARGIN_S = 10.0
@@ -88,6 +89,8 @@ class Supervisor:
         """When something that is done now and then was done last, by `clock`."""
         self._troubles: dict[str, str] = {}
         """What was said last of a job that cannot be looked after."""
+        self._leftovers = Leftovers(store, self.node)
+        self._neighbours = Neighbours(store, self.node, config.scheduling, steady)
         self._may_start = True
         self._schedule_s = SCHEDULE_S
         self._is_first = True
@@ -125,6 +128,8 @@ class Supervisor:
             self._store.services.heartbeat(self.id, self.node, os.getpid(), now)
         jobs = self._store.jobs.active(self.node)
         self._keep_only(jobs)
+        for ended in self._leftovers.end():
+            self._executor.tidy(ended)
         if jobs and self._is_due("renew", self._config.scheduling.lease_s / 3, now):
             until = now + self._config.scheduling.lease_s
             self._store.leases.renew(self.node, [job.id for job in jobs], until)
@@ -137,6 +142,8 @@ class Supervisor:
             self._schedule_s = max(SCHEDULE_S, SCHEDULE_SHARE * (time.perf_counter() - began))
         if self._is_due("progress", PROGRESS_S, now):
             self._tell_progress([job for job, news in zip(jobs, changed, strict=True) if not news])
+        if self._is_due("neighbours", LOOK_S, now):
+            self._neighbours.look(now)
         self._is_first = False
 
     def _loop(self) -> None:
@@ -160,14 +167,20 @@ class Supervisor:
 
     def _keep_only(self, jobs: Iterable[Job]) -> None:
         """Keep nothing in mind but of jobs that are active: it may have been another service that saw the end."""
-        now = self._steady()
+        now, before = self._steady(), self._watched()
         self._since = {key: self._since.get(key, now) for key in ((job.id, job.attempt, job.state) for job in jobs)}
         attempts = {(job_id, attempt) for job_id, attempt, _ in self._since}
-        ids = {"", *(job_id for job_id, _ in attempts)}
+        ids = {"", *self._watched()}
+        if before - ids:
+            self._leftovers.expect()
         self._watches = {key: watch for key, watch in self._watches.items() if key in attempts}
         self._troubles = {job_id: text for job_id, text in self._troubles.items() if job_id in ids}
         self._asked = {job_id: at for job_id, at in self._asked.items() if job_id in ids}
         self._executor.keep_only(attempts)
+
+    def _watched(self) -> set[str]:
+        """Jobs that were active when this process looked last, but for those whose end it has seen itself."""
+        return {job_id for job_id, _, _ in self._since}
 
     def _age_s(self, job: Job) -> float:
         """How long this process has seen the job in its state."""
@@ -206,7 +219,8 @@ class Supervisor:
 
     def _look_after(self, job: Job, now: float) -> bool:
         """See what has become of an active job, and do what its state asks for; returns whether it has changed."""
-        event = self._executor.look(job) or self._overtime(job, now)
+        silent = job.reason == NODE_SILENT  # as another machine said of this one, which answers again
+        event = Heard(now) if silent else self._executor.look(job) or self._overtime(job, now)
         if job.id in self._troubles:
             told = self._troubles.pop(job.id)
             self._store.jobs.update(job.id, lambda found: replace(found, message="") if found.message == told else None)
@@ -234,13 +248,12 @@ class Supervisor:
     def _apply(self, job: Job, event: Event) -> bool:
         """Bring a job to where the event takes it, with what became of it, in one transaction."""
         job = with_the_clock(job, event.now, self._boot())
-        expected = _with_device_seconds(job, handle(job, event).job)
+        expected = with_device_seconds(job, handle(job, event).job)
         # Of one that is queued again too: it may be cancelled before it comes to another attempt.
         result, progress = ({}, {}) if expected.state in ACTIVE_STATES else self._outcome(expected)
         with self._store.change() as change:
-            fresh = next(
-                (each for each in change.jobs(states=ACTIVE_STATES, node=self.node) if each.id == job.id), None
-            )
+            active = change.jobs(states=ACTIVE_STATES, node=self.node)
+            fresh = next((each for each in active if each.id == job.id), None)
             if fresh is None or fresh.attempt != job.attempt:
                 return True
             fresh = with_the_clock(fresh, event.now, self._boot())
@@ -250,12 +263,7 @@ class Supervisor:
                 return False
             if after.state not in ACTIVE_STATES:
                 after = replace(after, result={**result, "success": after.state == "succeeded"})
-                before_j = float(fresh.progress.get(SPENT_BEFORE, 0.0))
-                spent_j = max(before_j, float(progress.get("energy_j", 0.0)))
-                after = _with_device_seconds(fresh, after)
-                after = replace(after, progress={**after.progress, **progress, SPENT_BEFORE: spent_j})
-                ran_s = after.used_s - fresh.used_s
-                change.spend(fresh, event.now - ran_s, event.now, (spent_j - before_j) or None)
+                after = note_attempt(change, fresh, after, progress, event.now)
             change.save(after)
             if Release() in step.do:
                 change.release(job.id)
@@ -267,6 +275,7 @@ class Supervisor:
     def _told(self, job: Job) -> None:
         if job.state in ACTIVE_STATES:
             return
+        self._since = {key: since for key, since in self._since.items() if key[0] != job.id}
         logger.info("%s: %s%s", job.id, job.state, f" ({job.reason})" if job.reason else "")
         self._executor.tidy(job)
 
@@ -311,6 +320,9 @@ class Supervisor:
         stopped: list[Job] = []
         with self._store.change() as change:
             jobs = {job.id: job for job in change.jobs(states=ACTIVE_STATES | {"queued"}, node=self.node)}
+            if self._watched() - {job.id for job in jobs.values() if job.state in ACTIVE_STATES}:
+                self._hurry()  # somebody else ended one just now: before its devices are given on, its processes end
+                return
             leases = self._living(change, jobs, change.leases(self.node))
             if not any(job.state == "queued" or job.resources.is_elastic for job in jobs.values()):
                 return
@@ -376,15 +388,6 @@ class Supervisor:
                     )
             self.tick()
             time.sleep(TICK_S / 5)
-
-
-def _with_device_seconds(before: Job, after: Job) -> Job:
-    """A job whose attempt is over, with the time that it had devices, over all of them and all attempts."""
-    if after.state in ACTIVE_STATES:
-        return after
-    earlier = float(before.progress.get(DEVICE_SECONDS, 0.0))
-    device_s = earlier + (after.used_s - before.used_s) * len(before.devices)
-    return replace(after, progress={**after.progress, DEVICE_SECONDS: device_s})
 
 
 def _with_ours(inventory: Inventory, leases: tuple[Lease, ...]) -> Inventory:

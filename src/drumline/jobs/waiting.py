@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from drumline.jobs.fleet import Fleet
+from drumline.jobs.placement import suits
 from drumline.jobs.records import Job
 
 MOST_NAMED = 3
@@ -13,23 +14,29 @@ GIB = 2**30
 
 def too_large(job: Job, fleet: Fleet) -> str:
     """The machine does not have what it asks for, whoever holds what."""
+    if job.resources.gpus:
+        there = {device.id for device in fleet.inventory.devices}
+        missing = [name for name in job.resources.gpus if name not in there]
+        if missing:
+            return f"asks for {_asked(job, fleet)}: this machine has no {_listed(missing)}"
     has = len(fleet.inventory.devices)
     if has < job.resources.least:
         return f"asks for {_asked(job, fleet)} and this machine has {has}"
-    enough = fleet.machine.count(job.resources.memory_bytes)
+    enough = fleet.machine.count(job.resources)
     have = "none has" if enough == 0 else f"{enough} has" if enough == 1 else f"{enough} have"
     return f"asks for {_asked(job, fleet)}: of the {has} of this machine {have} so much"
 
 
 def unusable(job: Job, fleet: Fleet) -> str:
     """It could start if all devices could be used."""
-    usable = fleet.usable.count(job.resources.memory_bytes)
+    usable, gpus = fleet.usable.count(job.resources), job.resources.gpus
     why = [
-        f"{device.id}: {_told(device.unusable)}" for device in fleet.inventory.devices if device.unusable is not None
+        f"{device.id}: {_told(device.unusable)}"
+        for device in fleet.inventory.devices
+        if device.unusable is not None and (not gpus or device.id in gpus)
     ]
-    named = ", ".join(why[:MOST_NAMED]) + (f" and {len(why) - MOST_NAMED} more" if len(why) > MOST_NAMED else "")
     number = f"only {usable}" if usable else "none"
-    return f"waits for {_asked(job, fleet)}: {number} can be used now ({named})"
+    return f"waits for {_asked(job, fleet)}: {number} can be used now ({_listed(why)})"
 
 
 def stopping(job: Job, fleet: Fleet) -> str:
@@ -40,7 +47,8 @@ def stopping(job: Job, fleet: Fleet) -> str:
 
 def first(job: Job, free: int, fleet: Fleet) -> str:
     """It is the first that waits; `free`: devices that are kept for it."""
-    who, have = _jobs([name for name in fleet.held if name not in fleet.leaving] or fleet.held, job, fleet)
+    held = [name for name, devices in fleet.held.items() if any(suits(device, job.resources) for device in devices)]
+    who, have = _jobs([name for name in held if name not in fleet.leaving] or held, job, fleet)
     others = f", {who} {have} the others" if who else ""
     return f"waits for {_asked(job, fleet)}: {_are(free)} free{others}"
 
@@ -54,7 +62,13 @@ def _asked(job: Job, fleet: Fleet) -> str:
     least, memory = job.resources.least, job.resources.memory_bytes
     noun = "GPU" if fleet.inventory.has_gpus else "slot"
     size = "" if memory is None else f" with {memory / GIB:.3g} GiB free{' each' if least > 1 else ''}"
-    return f"{least} {noun}{'s' if least > 1 else ''}{size}"
+    among = f" out of {_listed(job.resources.gpus)}" if job.resources.gpus else ""
+    return f"{least} {noun}{'s' if least > 1 else ''}{size}{among}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    """The first of them, and how many more."""
+    return ", ".join(words[:MOST_NAMED]) + (f" and {len(words) - MOST_NAMED} more" if len(words) > MOST_NAMED else "")
 
 
 def _are(number: int) -> str:

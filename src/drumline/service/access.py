@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from drumline.config.service import ServiceConfig
 from drumline.errors import ConfigError, Forbidden, Unauthorized
 from drumline.jobs.requests import Who
+from drumline.service.refusals import Kind, Refusals
 
 if TYPE_CHECKING:
     from drumline.jobs.store import Key, KeyKind, Store
@@ -70,12 +71,17 @@ class Access:
         self._origins = {origin.rstrip("/").lower() for origin in config.access.allowed_origins}
         self._is_open = config.access.keys == "off" or (config.access.keys == "auto" and is_loopback(config.host))
         check_keys(config)
+        self.refusals = Refusals(lambda *entry: store.log.audit(*entry), clock)
 
     def caller(self, asking: Asking) -> Caller:
         """Who asks: by its key if there is one, by the page's cookie, or on loopback as the machine's own user."""
         secret = self.secret_of(asking)
         if secret is not None:
-            return self._of_secret(secret, "key")
+            try:
+                return self._of_secret(secret, "key")
+            except Unauthorized:
+                self.note_refused(asking.client, "key_refused", secret)
+                raise
         is_open = self._is_open and (self._config.keys == "off" or _is_direct(asking))
         cookie = asking.cookies.get(COOKIE)
         # A browser sends a login of yesterday too: where nobody needs one, it is as if there were none.
@@ -109,6 +115,15 @@ class Access:
             return True
         key = self._store.keys.get(key_id)
         return key is not None and key.is_valid(self._clock())
+
+    def note_refused(self, address: str | None, event: Kind, secret: str) -> None:
+        """Have the audit log say that a key opened nothing: which one, if there was such a key. Raises StoreError."""
+        known = known_key(self._store, secret)
+        if known is None or known.kind != "key":
+            what = "an unknown key"
+        else:
+            what = f"{known.id} of {known.owner}, {'past its end' if known.revoked is None else 'revoked'}"
+        self.refusals.count(address, event, what)
 
     def _of_cookie(self, cookie: str, asking: Asking) -> Caller:
         caller = self._of_secret(cookie, "cookie")
@@ -148,8 +163,13 @@ class Access:
 
 def find_key(store: Store, secret: str, kind: KeyKind, now: float) -> Key | None:
     """The living key or session of a secret, or None."""
-    key = store.keys.find_by_hash(hash_of(secret)) if _SECRET.fullmatch(secret) else None
+    key = known_key(store, secret)
     return key if key is not None and key.kind == kind and key.is_valid(now) else None
+
+
+def known_key(store: Store, secret: str) -> Key | None:
+    """The key or session of a secret, whether it opens anything or not; None: there is none."""
+    return store.keys.find_by_hash(hash_of(secret)) if _SECRET.fullmatch(secret) else None
 
 
 def hash_of(secret: str) -> str:

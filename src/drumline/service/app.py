@@ -19,6 +19,7 @@ from drumline.errors import DrumlineError
 from drumline.service.access import check_keys
 from drumline.service.guarded import open_router, operation_id
 from drumline.service.headers import add_security_headers
+from drumline.service.housekeeping import kept_house
 from drumline.service.opening import open_service
 from drumline.service.problems import answer_to
 from drumline.service.routes import api_router
@@ -44,7 +45,8 @@ def make_router(config: ServiceConfig | None = None, *, opener: Opener = open_se
         service = await run_in_threadpool(opener, settings)
         app.state.drumline = service
         try:
-            yield {"drumline": service}
+            async with kept_house(service):
+                yield {"drumline": service}
         finally:
             await run_in_threadpool(service.close)
 

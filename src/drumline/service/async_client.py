@@ -18,13 +18,14 @@ from drumline.service.calls import (
     Stream,
     change_call,
     delete_data_call,
-    file_call,
     finetune_request,
     infer_request,
     job_call,
     list_call,
     output_call,
+    page_call,
     read,
+    stream_call,
     submit_call,
     wait_before,
     waits,
@@ -43,6 +44,8 @@ from drumline.service.connection import (
 )
 from drumline.service.event_stream import END, REWRITTEN, Event, EventReader
 from drumline.service.fetched_file import fetched_file
+from drumline.service.given import Given
+from drumline.service.other_clients import AsyncMultigpu, AsyncRuns
 from drumline.service.views import JobDetail, JobList, JobView, LinesPage, RecordsPage
 
 A = TypeVar("A", bound=BaseModel)
@@ -64,6 +67,8 @@ class AsyncClient:
         self._address = Address(url, key, key_file, timeout_s)
         self._tries = tries
         self._http = httpx.AsyncClient(**self._address.settings, transport=transport)
+        self.runs = AsyncRuns(self._read)
+        self.multigpu = AsyncMultigpu(self._read)
 
     async def __aenter__(self) -> Self:
         return self
@@ -169,21 +174,32 @@ class AsyncClient:
             look_s = min(1.5 * look_s, LONGEST_LOOK_S)
         return job
 
-    async def logs(self, job_id: str, *, source: str | None = None, follow: bool = False) -> AsyncIterator[str]:
-        """Lines of a job's log (source: command, rank_<n>, launcher); follow: until it has ended, to the last line."""
+    async def logs(
+        self, job_id: str, *, source: str | None = None, follow: bool = False, tail: int | None = None
+    ) -> AsyncIterator[str]:
+        """Lines of a job's log (source: command, rank_<n>, launcher); follow: until it has ended, to the last line.
+
+        tail: only the last lines, so many of them, and with follow what comes. Of a file that has begun anew, which
+        logs of a run never do, all lines come.
+        """
         if follow:
-            async for event in self._follow(job_id, "logs", source):
-                yield line_of(event)
+            async for event in self._follow(stream_call(job_id, "logs", source, tail)):
+                if event.name != REWRITTEN:
+                    yield line_of(event)
             return
-        after, done = 0, False
+        after, done = None, False
         while not done:
-            page = await self._read(LinesPage, file_call(job_id, "logs", source, after))
+            page = await self._read(LinesPage, page_call(job_id, "logs", after, source, tail))
             for line in page.lines:
                 yield line
-            after, done = page.next, page.done or not page.lines
+            after, done = page.next, page.done or page.next == after
 
     def metrics(self, job_id: str, *, follow: bool = False) -> AsyncIterator[dict[str, Any]]:
-        """Records of a job's metrics.jsonl; follow: until it has ended, to the last one."""
+        """Records of a job's metrics.jsonl; follow: until it has ended, to the last one.
+
+        A run that goes on from a checkpoint drops the records of after it, and makes those updates again: they come a
+        second time, and count, where a step is not above the one before. What has stayed in the file comes once.
+        """
         return self._records(job_id, "metrics", follow)
 
     def events(self, job_id: str, *, follow: bool = False) -> AsyncIterator[dict[str, Any]]:
@@ -191,16 +207,22 @@ class AsyncClient:
         return self._records(job_id, "events", follow)
 
     async def _records(self, job_id: str, stream: Stream, follow: bool) -> AsyncIterator[dict[str, Any]]:
+        given = Given()
         if follow:
-            async for event in self._follow(job_id, stream, None):
-                yield event.data
+            async for event in self._follow(stream_call(job_id, stream)):
+                if event.name == REWRITTEN:
+                    given.begin()
+                elif given.is_new(event.data):
+                    yield event.data
             return
-        after, done = 0, False
+        after, done = None, False
         while not done:
-            page = await self._read(RecordsPage, file_call(job_id, stream, None, after))
-            for record in page.records:
+            page = await self._read(RecordsPage, page_call(job_id, stream, after))
+            if page.rewritten:
+                given.begin()
+            for record in filter(given.is_new, page.records):
                 yield record
-            after, done = page.next, page.done or not page.records
+            after, done = page.next, page.done or page.next == after
 
     async def _read(self, kind: type[A], call: Call) -> A:
         return read(kind, (await self._ask(call)).content, self._address.url)
@@ -223,9 +245,9 @@ class AsyncClient:
             await asyncio.sleep(wait_s)
         raise AssertionError("the last try returns or raises")
 
-    async def _follow(self, job_id: str, stream: Stream, source: str | None) -> AsyncIterator[Event]:
+    async def _follow(self, call: Call) -> AsyncIterator[Event]:
         """Events up to the last one; where the connection breaks, on from there."""
-        call, reader, waiting = file_call(job_id, stream, source), EventReader(), waits(self._tries)
+        reader, waiting = EventReader(), waits(self._tries)
         failure: Exception = RemoteError("the stream ended before its end", "", "answer", 200)
         while True:
             reader.begin()
@@ -240,8 +262,7 @@ class AsyncClient:
                         if event.name == END:
                             return
                         waiting = waits(2 * self._tries)  # where there was a service there will be one
-                        if event.name != REWRITTEN:
-                            yield event
+                        yield event
             except httpx.TransportError as error:
                 failure = self._address.failure(error)
             except ValueError as error:

@@ -68,40 +68,51 @@ def infer_request(
 
 def list_call(filters: Mapping[str, Any], cursor: str | None = None) -> Call:
     """Ask for a page of jobs. A filter of None is left out; one with several values is given several times."""
-    query = [("limit", str(PAGE))]
-    for name, value in {**filters, "cursor": cursor}.items():
+    return Call("GET", "/jobs", query_of({"limit": PAGE, **filters, "cursor": cursor}))
+
+
+def query_of(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A query: a value of None is left out; one with several is given several times."""
+    query: list[tuple[str, str]] = []
+    for name, value in values.items():
         each = [value] if isinstance(value, str | int) else value or ()
         query += [(name, str(one)) for one in each]
-    return Call("GET", "/jobs", query)
+    return query
 
 
 def job_call(job_id: str) -> Call:
     """Ask for one job."""
-    return Call("GET", _path(job_id))
+    return Call("GET", job_path(job_id))
 
 
 def change_call(job_id: str, change: Literal["cancel", "retry"], body: Any = None) -> Call:
     """Ask for a change; `retry` makes a new job, and carries a key so that it makes one."""
     headers = {"Idempotency-Key": secrets.token_hex(16)} if change == "retry" else {}
-    return Call("POST", f"{_path(job_id)}/{change}", body=body, headers=headers)
+    return Call("POST", f"{job_path(job_id)}/{change}", body=body, headers=headers)
 
 
 def output_call(job_id: str) -> Call:
     """Ask for the answers of a job that has predicted."""
-    return Call("GET", f"{_path(job_id)}/output")
+    return Call("GET", f"{job_path(job_id)}/output")
 
 
 def delete_data_call(job_id: str) -> Call:
     """Ask that the texts of an ended job be removed."""
-    return Call("DELETE", f"{_path(job_id)}/data")
+    return Call("DELETE", f"{job_path(job_id)}/data")
 
 
-def file_call(job_id: str, stream: Stream, source: str | None, after: int | None = None) -> Call:
-    """Ask for a page of a file of a job; after None: for a stream that follows it."""
-    query = [] if source is None else [("source", source)]
-    if after is None:
-        return Call("GET", f"{_path(job_id)}/{stream}", query, headers={"Accept": "text/event-stream"})
-    return Call("GET", f"{_path(job_id)}/{stream}", [*query, ("after", str(after)), ("limit", str(PAGE))])
+def stream_call(job_id: str, stream: Stream, source: str | None = None, tail: int | None = None) -> Call:
+    """Ask for a stream that follows a file of a job; tail: from so many lines before its end on."""
+    query = query_of({"source": source, "tail": tail})
+    return Call("GET", f"{job_path(job_id)}/{stream}", query, headers={"Accept": "text/event-stream"})
+
+
+def page_call(
+    job_id: str, stream: Stream, after: str | None, source: str | None = None, tail: int | None = None
+) -> Call:
+    """Ask for a page of a file of a job. after: `next` of the page before; None: it is the first."""
+    asked = {"source": source, "tail": tail if after is None else None, "after": after, "limit": PAGE}
+    return Call("GET", f"{job_path(job_id)}/{stream}", query_of(asked))
 
 
 def error_of(status: int, body: bytes, where: str) -> DrumlineError:
@@ -162,7 +173,8 @@ def checked_key(key: str, where: str) -> str:
     raise ConfigError(f"{where} holds no API key: that is one word, as dl_...", "make one: drumline tokens create")
 
 
-def _path(job_id: str) -> str:
+def job_path(job_id: str) -> str:
+    """Where a job is. Raises ConfigError for what is no id."""
     if not _ID.match(job_id):  # anything else could lead to another path
         raise ConfigError(f"{job_id[:100]!r} is no id of a job", "see them with: drumline jobs list")
     return f"/jobs/{job_id}"

@@ -12,6 +12,7 @@ from typing import Literal
 from drumline.errors import DrumlineError
 from drumline.hardware.occupants import occupants
 from drumline.jobs.records import Inventory, Lease
+from drumline.plan.devices import count
 from drumline.service.machine import MachineLook
 
 Status = Literal["ok", "degraded", "failing"]
@@ -65,6 +66,15 @@ def check_supervisor(newest_beat: float | None, now: float) -> Check:
     if age > BEAT_LATE_S:
         return Check("supervisor", "failing", f"its last sign of life is {age:.0f} s old", fix)
     return Check("supervisor", "ok", "starts and watches jobs")
+
+
+def check_nodes(silent: Mapping[str, int]) -> Check:
+    """Pure: whether other machines on the same store look after their jobs. silent: jobs of those that do not."""
+    if not silent:
+        return Check("nodes", "ok", "no other machine has left its jobs alone")
+    told = ", ".join(f"{node} does not answer ({count(num, 'job')})" for node, num in sorted(silent.items()))
+    fix = "start its service again; where it is gone for good, cancel its jobs, or give it up when cleaning up"
+    return Check("nodes", "degraded", told, fix)
 
 
 def check_disk(folder: Path, usage: Callable[[Path], tuple[int, int, int]] = shutil.disk_usage) -> Check:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
-from drumline.jobs.adoption import MARK, end_marked
+from drumline.jobs.adoption import end_marked, marks
+from drumline.jobs.leftovers import left_processes
 from drumline.jobs.plans import KEPT_S, expired
 from drumline.jobs.records import ACTIVE_STATES, Job
 from drumline.jobs.retry_folder import ROWS
@@ -58,9 +57,11 @@ class Cleaner:
 
     def run(self) -> Cleaned:
         """Clean, in an order in which no lease is given on while a process of its job lives."""
-        for job, mark in _left_processes(self._ended):
+        for job, mark, pids in left_processes(self._store, self._node):
             if self._may_touch(job):
-                self._end(mark)
+                stuck = end_marked(mark)
+                self._done.stuck += stuck
+                self._done.processes += sorted({*pids} - {*stuck})
         self._leases()
         self._job_caches()
         if self._whole:
@@ -73,17 +74,12 @@ class Cleaner:
         job = self._store.jobs.get(job_id)
         return job if job is not None and job.has_ended and job.node == self._node else None
 
-    def _end(self, mark: str) -> None:
-        before = {pid for pid, found in _marks() if found == mark}
-        self._done.stuck += end_marked(mark)
-        self._done.processes += sorted(before - set(self._done.stuck))
-
     def _leases(self) -> None:
         for lease in self._store.leases.all(self._node):
             job = self._ended(lease.job_id)
             if job is None or not self._may_touch(job):
                 continue
-            if any(found.partition("/")[0] == job.id for _, found in _marks()):
+            if any(mark.partition("/")[0] == job.id for mark in marks()):
                 self._done.notes.append(f"{lease.device} stays held: processes of {job.id} cannot be ended")
                 continue
             with self._store.change() as change:  # an end state is final: nobody starts this job meanwhile
@@ -112,7 +108,9 @@ class Cleaner:
             self._remove(removed)
 
     def _plans(self) -> None:
-        old = expired(self._data_dir / "plans", time.time())
+        now = time.time()
+        self._store.settings.forget("plan", now - KEPT_S)
+        old = expired(self._data_dir / "plans", now)
         for plan in old:
             self._remove(plan)
         if old:
@@ -149,21 +147,6 @@ class Cleaner:
         else:
             self._done.folders += 1
             self._done.freed_bytes += size
-
-
-def _left_processes(ended: Callable[[str], Job | None]) -> Iterator[tuple[Job, str]]:
-    """Marks of living processes whose job has ended; those of jobs that this store does not know are others'."""
-    for mark in sorted({mark for _, mark in _marks()}):
-        job = ended(mark.partition("/")[0])
-        if job is not None:
-            yield job, mark
-
-
-def _marks() -> Iterator[tuple[int, str]]:
-    for process in psutil.process_iter(["environ"]):
-        mark = (process.info["environ"] or {}).get(MARK)
-        if mark is not None and process.pid != psutil.Process().pid:
-            yield process.pid, str(mark)
 
 
 def _folders(path: Path) -> list[Path]:

@@ -18,13 +18,14 @@ from drumline.service.calls import (
     Stream,
     change_call,
     delete_data_call,
-    file_call,
     finetune_request,
     infer_request,
     job_call,
     list_call,
     output_call,
+    page_call,
     read,
+    stream_call,
     submit_call,
     wait_before,
     waits,
@@ -43,6 +44,8 @@ from drumline.service.connection import (
 )
 from drumline.service.event_stream import END, REWRITTEN, Event, EventReader
 from drumline.service.fetched_file import fetched_file
+from drumline.service.given import Given
+from drumline.service.other_clients import Multigpu, Runs
 from drumline.service.views import JobDetail, JobList, JobView, LinesPage, RecordsPage
 
 __all__ = ["AsyncClient", "Client"]
@@ -56,7 +59,8 @@ class Client:
     url: with the service's prefix. key: an API key; key_file: a file that holds it. tries: how often a request is made
     before its failure is raised; every request may be repeated, and a job that is submitted twice is one. timeout_s:
     for each answer. transport: of httpx, for tests. Methods raise the drumline.errors that the service tells by their
-    code, RemoteError for other codes, and ServiceUnreachable.
+    code, RemoteError for other codes, and ServiceUnreachable. Besides jobs: `runs` has their settings and checkpoints,
+    `multigpu` the machine, the defaults, checks of trainings and their history.
     """
 
     def __init__(
@@ -72,6 +76,8 @@ class Client:
         self._address = Address(url, key, key_file, timeout_s)
         self._tries = tries
         self._http = httpx.Client(**self._address.settings, transport=transport)
+        self.runs = Runs(self._read)
+        self.multigpu = Multigpu(self._read)
 
     def __enter__(self) -> Self:
         return self
@@ -174,19 +180,30 @@ class Client:
             look_s = min(1.5 * look_s, LONGEST_LOOK_S)
         return job
 
-    def logs(self, job_id: str, *, source: str | None = None, follow: bool = False) -> Iterator[str]:
-        """Lines of a job's log (source: command, rank_<n>, launcher); follow: until it has ended, to the last line."""
+    def logs(
+        self, job_id: str, *, source: str | None = None, follow: bool = False, tail: int | None = None
+    ) -> Iterator[str]:
+        """Lines of a job's log (source: command, rank_<n>, launcher); follow: until it has ended, to the last line.
+
+        tail: only the last lines, so many of them, and with follow what comes. Of a file that has begun anew, which
+        logs of a run never do, all lines come.
+        """
         if follow:
-            yield from (line_of(event) for event in self._follow(job_id, "logs", source))
+            events = self._follow(stream_call(job_id, "logs", source, tail))
+            yield from (line_of(event) for event in events if event.name != REWRITTEN)
             return
-        after, done = 0, False
+        after, done = None, False
         while not done:
-            page = self._read(LinesPage, file_call(job_id, "logs", source, after))
+            page = self._read(LinesPage, page_call(job_id, "logs", after, source, tail))
             yield from page.lines
-            after, done = page.next, page.done or not page.lines
+            after, done = page.next, page.done or page.next == after
 
     def metrics(self, job_id: str, *, follow: bool = False) -> Iterator[dict[str, Any]]:
-        """Records of a job's metrics.jsonl; follow: until it has ended, to the last one."""
+        """Records of a job's metrics.jsonl; follow: until it has ended, to the last one.
+
+        A run that goes on from a checkpoint drops the records of after it, and makes those updates again: they come a
+        second time, and count, where a step is not above the one before. What has stayed in the file comes once.
+        """
         return self._records(job_id, "metrics", follow)
 
     def events(self, job_id: str, *, follow: bool = False) -> Iterator[dict[str, Any]]:
@@ -194,14 +211,21 @@ class Client:
         return self._records(job_id, "events", follow)
 
     def _records(self, job_id: str, stream: Stream, follow: bool) -> Iterator[dict[str, Any]]:
+        given = Given()
         if follow:
-            yield from (event.data for event in self._follow(job_id, stream, None))
+            for event in self._follow(stream_call(job_id, stream)):
+                if event.name == REWRITTEN:
+                    given.begin()
+                elif given.is_new(event.data):
+                    yield event.data
             return
-        after, done = 0, False
+        after, done = None, False
         while not done:
-            page = self._read(RecordsPage, file_call(job_id, stream, None, after))
-            yield from page.records
-            after, done = page.next, page.done or not page.records
+            page = self._read(RecordsPage, page_call(job_id, stream, after))
+            if page.rewritten:
+                given.begin()
+            yield from filter(given.is_new, page.records)
+            after, done = page.next, page.done or page.next == after
 
     def _read(self, kind: type[A], call: Call) -> A:
         return read(kind, self._ask(call).content, self._address.url)
@@ -224,9 +248,9 @@ class Client:
             time.sleep(wait_s)
         raise AssertionError("the last try returns or raises")
 
-    def _follow(self, job_id: str, stream: Stream, source: str | None) -> Iterator[Event]:
+    def _follow(self, call: Call) -> Iterator[Event]:
         """Events up to the last one; where the connection breaks, on from there."""
-        call, reader, waiting = file_call(job_id, stream, source), EventReader(), waits(self._tries)
+        reader, waiting = EventReader(), waits(self._tries)
         failure: Exception = RemoteError("the stream ended before its end", "", "answer", 200)
         while True:
             reader.begin()
@@ -241,8 +265,7 @@ class Client:
                         if event.name == END:
                             return
                         waiting = waits(2 * self._tries)  # where there was a service there will be one
-                        if event.name != REWRITTEN:
-                            yield event
+                        yield event
             except httpx.TransportError as error:
                 failure = self._address.failure(error)
             except ValueError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from starlette.types import Receive
 
 from drumline.service.access import READING, Asking, Caller
 from drumline.service.headers import add_security_headers
+from drumline.service.idempotency import refuse_key, takes_key
 from drumline.service.problems import answer_to, responses, shown_path
 from drumline.service.sizes import limited
 from drumline.service.state import Service, key_is_needed, service_of
@@ -25,21 +27,25 @@ SMALL_BYTES = 8 * 1024
 """A body up to this is parsed at once; and it is the largest that routes take which need no key."""
 MOST_NAMES = 1000
 """Of one object; rows of `texts` are intake's matter."""
-MOST_ENTRIES = 1_000_000
-"""Of one list, unless max_texts allows more."""
+MOST_PARTS = 1_000_000
+"""Entries, objects and lists of one body, unless max_texts allows more: while a body is parsed nothing else is done in
+the process, and a million parts of a few bytes take as long as 30 MB of text."""
+PARTS_A_TEXT = 10
+PIECE_BYTES = 2**18
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class StrictRequest(Request):
     """A request whose JSON is JSON: no NaN, no number beyond float64, and no text that is not Unicode."""
 
-    most_entries = MOST_ENTRIES
+    most_parts = MOST_PARTS
 
     async def json(self) -> Any:
         """The body; a large one is parsed in a thread. Raises json.JSONDecodeError."""
         body = await self.body()
         if len(body) <= SMALL_BYTES:
             return parse_strictly(body)
-        return await run_in_threadpool(parse_strictly, body, self.most_entries)
+        return await run_in_threadpool(parse_strictly, body, self.most_parts)
 
 
 class GuardedRoute(APIRoute):
@@ -53,8 +59,11 @@ class GuardedRoute(APIRoute):
         found = self.dependant
         # What is open to all and changes nothing asks nobody and counts nothing: it answers, whoever floods the rest.
         is_plain = not self.needs_key and (self.methods or set()) <= READING
+        self._ignores_key = "POST" in (self.methods or set()) and not takes_key(found)
         statuses = set() if is_plain else {429, 503} | ({401, 403} if self.needs_key else set())
         if found.path_params or found.query_params or found.header_params:
+            statuses |= {422}
+        if self._ignores_key:
             statuses |= {422}
         if self.body_field is not None:
             statuses |= {400, 408, 413, 422}
@@ -69,8 +78,10 @@ class GuardedRoute(APIRoute):
             try:
                 service = service_of(request)
                 request.state.caller = await _admit(service, request, needs_key=self.needs_key)
+                if self._ignores_key:
+                    refuse_key(request)
                 strict = StrictRequest(request.scope, self._body_of(request, service))
-                strict.most_entries = max(MOST_ENTRIES, service.config.limits.max_texts)
+                strict.most_parts = max(MOST_PARTS, PARTS_A_TEXT * service.config.limits.max_texts)
                 answer = await handle(strict)
             except Exception as error:
                 answer = answer_to(error, request)
@@ -122,19 +133,21 @@ def operation_id(route: APIRoute) -> str:
     return route.name
 
 
-def parse_strictly(body: bytes, most_entries: int = MOST_ENTRIES) -> Any:
+def parse_strictly(body: bytes, most_parts: int = MOST_PARTS) -> Any:
     """Parse JSON as RFC 8259 has it.
 
-    Raises json.JSONDecodeError for all that Python would take beyond it, and for objects and lists so large that
-    nobody means them: each name or entry that is wrong would be an error of its own, of hundreds of bytes.
+    Raises json.JSONDecodeError for all that Python would take beyond it, for objects so large that nobody means them
+    (each name that is wrong would be an error of its own, of hundreds of bytes), and before it is parsed for a body of
+    so many parts that nothing else would be done for seconds.
     """
     try:
+        _check_parts(body, most_parts)
         text = body.decode("utf-8")
         value = json.loads(text, parse_constant=_refuse, parse_float=_finite)
-        if "\\u" in text:
+        if _SURROGATE.search(text):
             # A half of a surrogate pair is no text, and no file or database would take it.
             json.dumps(value, ensure_ascii=False).encode("utf-8")
-        _check_sizes(value, most_entries)
+        _check_names(value)
     except json.JSONDecodeError:
         raise
     except UnicodeError:
@@ -157,20 +170,43 @@ def _finite(text: str) -> float:
     return value
 
 
-def _check_sizes(value: Any, most_entries: int) -> None:
-    """Raise ValueError for an object with too many names, or a list with too many entries."""
+def _check_parts(body: bytes, most: int) -> None:
+    """Raise ValueError for a body with too many entries, objects and lists; those are commas and brackets.
+
+    What stands in texts is looked at only where all together are too many. It goes piece by piece, between which other
+    threads have their turn.
+    """
+    if _num_marks(body) <= most:
+        return
+    found, start, is_in_text = 0, 0, False
+    while start < len(body):
+        piece = body[start : start + PIECE_BYTES]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # what it escapes belongs to it
+            piece = body[start : start + PIECE_BYTES + 1]
+        start += len(piece)
+        runs = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        found += _num_marks(b"".join(runs[is_in_text::2]))
+        is_in_text ^= len(runs) % 2 == 0
+        if found > most:
+            raise ValueError(f"more than {most:,} entries, objects and lists, which is as many as a body may have")
+
+
+def _num_marks(text: bytes) -> int:
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
+def _check_names(value: Any) -> None:
+    """Raise ValueError for an object with too many names."""
     pending = [value]
     while pending:
         each = pending.pop()
         if isinstance(each, list):
-            if len(each) > most_entries:
-                raise ValueError(f"a list has {len(each):,} entries, and may have {most_entries:,}")
             pending += [part for part in each if isinstance(part, dict | list)]
         elif isinstance(each, dict):
             if len(each) > MOST_NAMES:
                 raise ValueError(f"an object has {len(each):,} names, and may have {MOST_NAMES:,}")
             for name, part in each.items():
-                is_rows = name == "texts" and isinstance(part, list) and len(part) <= most_entries
+                is_rows = name == "texts" and isinstance(part, list)
                 if isinstance(part, dict | list) and not is_rows:
                     pending.append(part)
 

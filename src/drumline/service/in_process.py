@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, Self
 
 from drumline.config.service import ServiceConfig
-from drumline.errors import ConfigError
 from drumline.jobs.board import Board
 from drumline.jobs.devices import read_inventory
-from drumline.jobs.keeper_files import log_of, run_of
-from drumline.jobs.records import END_STATES, Job
+from drumline.jobs.records import END_STATES
 from drumline.jobs.requests import JobRequest, Who
 from drumline.jobs.store import JobFilter, open_store, store_url
-from drumline.rundir import RunDir
 from drumline.service.calls import PAGE
-from drumline.service.tails import Place, as_text, read_piece
-from drumline.service.views import JobDetail, JobView, job_detail, job_view
+from drumline.service.details import detail_of
+from drumline.service.job_logs import log_path
+from drumline.service.tails import Place, as_text, place_of_tail, read_piece
+from drumline.service.views import JobDetail, JobView, job_view
 
 WHO = Who(owner="local", role="admin")
 """Whoever may write to the data directory, as on a service without keys."""
@@ -48,15 +46,16 @@ class InProcess:
         return job_view(job, "")
 
     def get(self, job_id: str) -> JobDetail:
-        """As Client.get, without the history."""
-        return job_detail(self._board.get(job_id, WHO), "", None)
+        """As Client.get."""
+        return detail_of(self._board, self._board.get(job_id, WHO), "")
 
     def list(self, *, state: Any = None, q: str | None = None) -> Iterator[JobView]:
         """As Client.list."""
         wanted, cursor = JobFilter(states=frozenset(state or ()), text=q), None
         while True:
             page = self._board.find(wanted, WHO, cursor=cursor, limit=PAGE)
-            yield from (job_view(job, "") for job in page.items)
+            places = self._board.queue.places(page.items)
+            yield from (job_view(job, "", places.get(job.id)) for job in page.items)
             if (cursor := page.next_cursor) is None:
                 return
 
@@ -68,10 +67,14 @@ class InProcess:
         """As Client.retry."""
         return job_view(self._board.retry(job_id, WHO, from_checkpoint=from_checkpoint), "")
 
-    def logs(self, job_id: str, *, source: str | None = None, follow: bool = False) -> Iterator[str]:
+    def logs(
+        self, job_id: str, *, source: str | None = None, follow: bool = False, tail: int | None = None
+    ) -> Iterator[str]:
         """As Client.logs."""
         job = self._board.get(job_id, WHO)
-        path, place = self._log(job, source or "command"), Place()
+        path, place = log_path(self._board.files(job), source or "command"), Place()
+        if tail is not None:
+            place = place_of_tail(path, tail, is_final=job.has_ended or not follow)
         while True:
             # Before reading: what is written until the end is then still read.
             has_ended = self._board.get(job_id, WHO).state in END_STATES
@@ -82,16 +85,3 @@ class InProcess:
                 return
             if piece.at_end:
                 time.sleep(LOOK_S)
-
-    def _log(self, job: Job, source: str) -> Path:
-        folder = self._board.folder(job)
-        if source == "command":
-            return log_of(folder)
-        run: RunDir = run_of(folder)
-        if source == "launcher":
-            return run.logs / "agent.log"
-        if (rank := source.removeprefix("rank_")) != source and rank.isdecimal():
-            return run.log_of(int(rank))
-        if (worker := source.removeprefix("worker_")) != source and worker.isdecimal():
-            return run.logs / f"worker_{int(worker)}.log"
-        raise ConfigError(f"a job has no log {source!r}", "there are command, launcher, rank_<n> and worker_<n>")

@@ -54,6 +54,7 @@ CODE_OF = {
     408: "timeout",
     413: "too_large",
     415: "media_type",
+    416: "range",
     422: "invalid",
 }
 """Code by the status of what the framework refuses."""
@@ -67,6 +68,7 @@ MEANINGS = {
     412: "It was changed meanwhile; see If-Match.",
     408: "The body did not come.",
     413: "The body is larger than the service takes.",
+    416: "Range asks for what is beyond the end.",
     422: "A value is not valid; `errors` says where.",
     429: "Too many requests; see Retry-After.",
     503: "The service cannot answer just now.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ from fastapi import Depends, Request, Security
 from fastapi.security import APIKeyCookie, APIKeyHeader, HTTPBearer
 
 from drumline.config.service import ServiceConfig
-from drumline.errors import Unauthorized
+from drumline.errors import StoreError, Unauthorized
 from drumline.jobs.devices import node_of
 from drumline.jobs.requests import Who
 from drumline.service.access import COOKIE, Access, Caller
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from drumline.jobs.devices import DeviceWatch
     from drumline.jobs.store import Store
     from drumline.jobs.supervisor import Supervisor
+
+logger = logging.getLogger("drumline.service")
 
 
 @dataclass
@@ -75,7 +78,15 @@ class Service:
             self.supervisor.close()
         self.devices.close()
         self.machine.close()
+        self._tell_refusals()
         self.store.close()
+
+    def _tell_refusals(self) -> None:
+        """Write what was counted of refused keys. A store that is away must not keep the service from ending."""
+        try:
+            self.access.refusals.write_due(all_of_them=True)
+        except StoreError as error:
+            logger.warning("refused keys of the last minute are not in the audit log: %s", error.problem)
 
 
 def service_of(request: Request) -> Service:

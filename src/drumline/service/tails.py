@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,10 @@ READ_BYTES = 256 * 1024
 """Read at a time; a line of a log that is longer comes in pieces."""
 RECORD_BYTES = 8 * 2**20
 """Of the longest record: half of one would be none."""
+TAIL_BYTES = 16 * 2**20
+"""Read of a file's end, at most, to find its last lines: a progress bar may have written a gigabyte of one line."""
+PLACE = r"^[0-9]{1,20}(:[0-9]{1,20})?$"
+"""What Place.parse takes."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +36,11 @@ class Place:
     @classmethod
     def parse(cls, text: str | None) -> Place:
         """What `str` gave, as a browser sends it back in Last-Event-ID; the beginning for anything else."""
-        parts = (text or "").split(":")
-        if len(parts) > 2 or not all(part.isascii() and part.isdecimal() and len(part) < 20 for part in parts):
+        text = text or ""
+        if not re.fullmatch(PLACE, text):
             return cls()
-        return cls(int(parts[0]), int(parts[1]) if len(parts) == 2 else None)
+        offset, _, inode = text.partition(":")
+        return cls(int(offset), int(inode) if inode else None)
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,44 @@ def read_piece(path: Path, place: Place, *, most: int, is_final: bool, longest: 
         lines.append((line, Place(start + taken, status.st_ino)))
     at_end = is_last and (taken == len(data) or (len(lines) < most and not is_final))
     return Piece(tuple(lines), Place(start + taken, status.st_ino), is_rewritten, at_end)
+
+
+def place_of_tail(path: Path, lines: int, *, is_final: bool) -> Place:
+    """Where the last lines of a file begin, so many of them; the beginning of one that has fewer, or is not there.
+
+    is_final: half a line at its end is one of them. Read from the end, TAIL_BYTES at most: of longer lines it is fewer.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return Place()
+    try:
+        status = os.fstat(descriptor)
+        return Place(_begin_of_tail(descriptor, status.st_size, lines, is_final=is_final), status.st_ino)
+    finally:
+        os.close(descriptor)
+
+
+def _begin_of_tail(descriptor: int, size: int, lines: int, *, is_final: bool) -> int:
+    least, at, found = max(0, size - TAIL_BYTES), size, size
+    # The end of the line before those that are wanted, counted from the file's end.
+    left = lines if is_final and os.pread(descriptor, 1, max(0, size - 1)) != b"\n" else lines + 1
+    while at > least:
+        begin = max(least, at - READ_BYTES)
+        block = os.pread(descriptor, at - begin, begin)
+        end = len(block)
+        while (end := block.rfind(b"\n", 0, end)) >= 0:
+            found, left = begin + end + 1, left - 1
+            if left == 0:
+                return found
+        at = begin
+    if least == 0:
+        return 0
+    if found < size:
+        return found
+    # All that may be read is one line, or a piece of one, which begins with a whole character.
+    block = os.pread(descriptor, 3, least)
+    return least + len(block) - len(block.lstrip(bytes(range(0x80, 0xC0))))
 
 
 def whole_characters(data: bytes) -> int:

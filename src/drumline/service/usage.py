@@ -1,4 +1,7 @@
-"""What jobs have taken of the machine and what came of it: rates, waiting, goodput, energy, cost. Pure."""
+"""What jobs have taken of the machines in a time, and what came of it: rates, waiting, goodput, energy, cost. Pure.
+
+One rule for all sums: what was used on the days of the time counts, whenever its job was asked for.
+"""
 
 from __future__ import annotations
 
@@ -6,49 +9,30 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
-from drumline.jobs.records import ACTIVE_STATES, Job, State
-from drumline.jobs.results import cost_of, device_seconds
+from drumline.jobs.records import ACTIVE_STATES, Job
+from drumline.jobs.results import device_seconds
+from drumline.jobs.spending import SPENT_BEFORE
+from drumline.jobs.store.values import Use, are_gpus, day_of, days_between
 
 
 @dataclass(frozen=True)
-class JobUsage:
-    """One job; None where nobody has measured it."""
+class JobRates:
+    """What came of one job, over all its attempts; None where nobody has measured it."""
 
-    job_id: str
-    owner: str
-    name: str
-    state: State
-    day: str
-    """UTC, as 2026-01-02: of its end, or today while it goes on."""
-    queue_s: float
-    """From when it was asked for until it first started, or until now or its end."""
-    run_s: float
-    """Seconds that its processes ran, over all attempts."""
-    trained_s: float | None
-    """Of them, those of training that was kept: start-up, and updates that were made again, are not in it."""
-    device_s: float
-    """Seconds times devices."""
-    gpu_s: float
-    energy_j: float | None
-    cost: float
+    goodput: float | None
+    """Share of the time that its processes ran, 0 to 1, that went into training that was kept."""
     units_per_s: float | None
     unit: str | None
     mfu: float | None
-
-    @property
-    def goodput(self) -> float | None:
-        """Share of the time that its processes ran, 0 to 1, that went into training that was kept."""
-        if self.trained_s is None or self.run_s <= 0:
-            return None
-        return min(1.0, self.trained_s / self.run_s)
+    cost_per_device_s: float
+    """By what the run itself has recorded."""
 
 
 @dataclass(frozen=True)
 class Sums:
-    """Several jobs together."""
+    """Several uses together."""
 
     jobs: int
     by_state: Mapping[str, int]
@@ -57,87 +41,140 @@ class Sums:
     gpu_s: float
     energy_j: float | None
     """Of those that were measured; None where none was."""
+    measured_device_s: float
+    """Those of device_s that energy_j is of."""
     cost: float
     queue_mean_s: float | None
+    """Of jobs that first started on these days, as are those that follow."""
     queue_p50_s: float | None
     queue_p95_s: float | None
     queue_max_s: float | None
     goodput: float | None
-    """Over jobs of which it is known, weighted by the time that they ran."""
+    """Over jobs of which it is known, weighted by the time of their devices."""
     mfu: float | None
     """The same."""
     units_per_s: Mapping[str, float]
     """By unit, the mean over jobs, weighted by the time that they ran."""
 
 
-def usage_of(job: Job, now: float, price_per_gpu_hour: float = 0.0) -> JobUsage:
-    """What one job has taken up to now (s since 1970).
-
-    price_per_gpu_hour: where there is none, the cost is what the run itself has recorded.
-    """
+def rates_of(job: Job, now: float) -> JobRates:
+    """What came of one job up to now (s since 1970)."""
     began = job.attempt_began
-    ended = job.ended if job.ended is not None else now
     present = max(0.0, now - began) if began is not None and job.state in ACTIVE_STATES else 0.0
     run_s = job.used_s + present
-    told: Mapping[str, Any] = job.result.get("usage") or job.result.get("gpu_stats") or job.progress
-    is_gpu = any(not device.startswith("cpu:") for device in job.devices)
+    told: Mapping[str, Any] = job.result.get("usage") or job.result.get("gpu_stats") or {}
+    trained_s = _first(told.get("useful_seconds"), job.result.get("training_time"), job.progress.get("elapsed_s"))
     device_s = device_seconds(job, run_s)
-    gpu_s = _number(told.get("gpu_seconds", told.get("gpu_s"))) or (device_s if is_gpu else 0.0)
-    energy = _number(told.get("energy_j"))
-    first = job.started if job.started is not None else ended
-    return JobUsage(
-        job_id=job.id,
-        owner=job.owner,
-        name=job.name,
-        state=job.state,
-        day=datetime.fromtimestamp(ended, UTC).date().isoformat(),
-        queue_s=max(0.0, first - job.created),
-        run_s=run_s,
-        trained_s=_number(job.result.get("training_time")) or _number(job.progress.get("elapsed_s")),
-        device_s=device_s,
-        gpu_s=gpu_s,
-        energy_j=energy or None,  # a run that recorded no GPU has 0 in its place
-        cost=cost_of(job, device_s, price_per_gpu_hour, _number(told.get("cost")) or 0.0),
-        units_per_s=_number(job.progress.get("units_per_s")),
-        unit=job.progress.get("unit") if job.progress.get("units_per_s") is not None else None,
-        mfu=_number(job.progress.get("mfu")),
+    rate = _first(job.progress.get("units_per_s"))
+    return JobRates(
+        goodput=None if trained_s is None or run_s <= 0 else min(1.0, trained_s / run_s),
+        units_per_s=rate,
+        unit=None if rate is None else job.progress.get("unit"),
+        mfu=_first(told.get("mfu"), job.progress.get("mfu")),
+        cost_per_device_s=(_first(told.get("cost")) or 0.0) / device_s if device_s > 0 else 0.0,
     )
 
 
-def summed(usages: Iterable[JobUsage]) -> Sums:
-    """Several jobs together."""
-    jobs = list(usages)
+def with_running(noted: Sequence[Use], running: Iterable[Job], since: float, now: float) -> list[Use]:
+    """What is noted of ended attempts, and what those that go on have taken since then up to now (s since 1970).
+
+    running: jobs as they were read before `noted`; an attempt that has ended in between is noted already.
+    """
+    attempts: dict[str, int] = {}
+    for use in noted:
+        attempts[use.job_id] = max(use.attempt, attempts.get(use.job_id, 0))
+    found = list(noted)
+    for job in running:
+        if job.attempt > attempts.get(job.id, 0):
+            found += [use for use in _taken(job, now) if use.day >= day_of(since)]
+    return found
+
+
+def _taken(job: Job, now: float) -> list[Use]:
+    """What the attempt of a job that goes on has taken up to now, by day; its energy is spread evenly."""
+    began = job.attempt_began
+    if began is None or now <= began:
+        return []
+    energy = _first(job.progress.get("energy_j")) or 0.0
+    # The run's own sum is over all attempts.
+    energy -= _first(job.progress.get(SPENT_BEFORE)) or 0.0
+    uses = []
+    for day, start, stop in days_between(began, now):
+        run_s = stop - start
+        device_s = run_s * len(job.devices)
+        uses.append(
+            Use(
+                job_id=job.id,
+                owner=job.owner,
+                day=day,
+                state=job.state,
+                created=job.created,
+                started=job.started,
+                attempt=job.attempt,
+                run_s=run_s,
+                device_s=device_s,
+                gpu_s=device_s if are_gpus(job.devices) else 0.0,
+                energy_j=energy * run_s / (now - began) if energy > 0 else None,
+                measured_device_s=device_s if energy > 0 else 0.0,
+            )
+        )
+    return uses
+
+
+def summed(uses: Iterable[Use], rates: Mapping[str, JobRates], price_per_gpu_hour: float = 0.0) -> Sums:
+    """Several uses together. rates: of the jobs of which they are known.
+
+    price_per_gpu_hour: where there is none, the cost is what those jobs have recorded.
+    """
+    uses = list(uses)
+    known = [(use, rates[use.job_id]) for use in uses if use.job_id in rates]
     states: dict[str, int] = defaultdict(int)
-    for each in jobs:
-        states[each.state] += 1
-    waits = sorted(each.queue_s for each in jobs)
-    energies = [each.energy_j for each in jobs if each.energy_j is not None]
-    units = {each.unit for each in jobs if each.unit is not None}
-    rates = {unit: _weighted((each.units_per_s, each.run_s) for each in jobs if each.unit == unit) for unit in units}
+    for state in {use.job_id: use.state for use in uses}.values():
+        states[state] += 1
+    # A wait counts once, on the day on which it was over.
+    begun = {
+        use.job_id: max(0.0, use.started - use.created)
+        for use in uses
+        if use.started is not None and day_of(use.started) == use.day
+    }
+    waits = sorted(begun.values())
+    energies = [use.energy_j for use in uses if use.energy_j is not None]
+    gpu_s = math.fsum(use.gpu_s for use in uses)
+    recorded = math.fsum(rate.cost_per_device_s * use.device_s for use, rate in known)
     return Sums(
-        jobs=len(jobs),
+        jobs=sum(states.values()),
         by_state=dict(sorted(states.items())),
-        run_s=sum(each.run_s for each in jobs),
-        device_s=sum(each.device_s for each in jobs),
-        gpu_s=sum(each.gpu_s for each in jobs),
-        energy_j=sum(energies) if energies else None,
-        cost=sum(each.cost for each in jobs),
+        run_s=math.fsum(use.run_s for use in uses),
+        device_s=math.fsum(use.device_s for use in uses),
+        gpu_s=gpu_s,
+        energy_j=math.fsum(energies) if energies else None,
+        measured_device_s=math.fsum(use.measured_device_s for use in uses),
+        cost=gpu_s / 3600 * price_per_gpu_hour if price_per_gpu_hour > 0 else recorded,
         queue_mean_s=sum(waits) / len(waits) if waits else None,
         queue_p50_s=quantile(waits, 0.5),
         queue_p95_s=quantile(waits, 0.95),
         queue_max_s=waits[-1] if waits else None,
-        goodput=_weighted((each.goodput, each.run_s) for each in jobs),
-        mfu=_weighted((each.mfu, each.run_s) for each in jobs),
-        units_per_s={unit: rate for unit, rate in sorted(rates.items()) if rate is not None},
+        goodput=_weighted((rate.goodput, use.device_s) for use, rate in known),
+        mfu=_weighted((rate.mfu, use.device_s) for use, rate in known),
+        units_per_s=_means(known),
     )
 
 
-def grouped(usages: Iterable[JobUsage], key: Callable[[JobUsage], str]) -> dict[str, Sums]:
-    """The sums of each group, in the order of their keys."""
-    groups: dict[str, list[JobUsage]] = defaultdict(list)
-    for each in usages:
-        groups[key(each)].append(each)
-    return {name: summed(groups[name]) for name in sorted(groups)}
+def _means(known: Iterable[tuple[Use, JobRates]]) -> dict[str, float]:
+    rated: dict[str, list[tuple[float | None, float]]] = defaultdict(list)
+    for use, rate in known:
+        if rate.unit is not None:
+            rated[rate.unit].append((rate.units_per_s, use.run_s))
+    means = {unit: _weighted(pairs) for unit, pairs in sorted(rated.items())}
+    return {unit: mean for unit, mean in means.items() if mean is not None}
+
+
+def grouped(uses: Iterable[Use], key: Callable[[Use], str]) -> dict[str, list[Use]]:
+    """The uses of each group, in the order of their first ones."""
+    groups: dict[str, list[Use]] = defaultdict(list)
+    for use in uses:
+        groups[key(use)].append(use)
+    return dict(groups)
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:
@@ -151,7 +188,9 @@ def _weighted(pairs: Iterable[tuple[float | None, float]]) -> float | None:
     return sum(value * weight for value, weight in known) / total if total > 0 else None
 
 
-def _number(value: Any) -> float | None:
-    """A finite number; None for everything else."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else None
+def _first(*values: Any) -> float | None:
+    """The first that is a finite number; None where none is."""
+    for value in values:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+    return None

@@ -13,6 +13,7 @@ from drumline.jobs.records import Job, JobKind, Resources, State
 
 FIRST, LAST = -62135596800.0, 253402300799.0
 """The first and the last second of the years 1 to 9999, since 1970."""
+NEXT = "For `after`, to have those that follow, as it is: it also says which file it was."
 
 
 class View(BaseModel):
@@ -30,6 +31,7 @@ class ResourcesView(View):
     min_devices: int | None = Field(None, description="With max_devices: it may be resized between the two.")
     max_devices: int | None = None
     memory_bytes: int | None = Field(None, description="Free memory that each of its GPUs must have.")
+    gpus: list[str] = Field([], description="UUIDs of the only GPUs that it may be given; empty: any.")
     priority: int = 0
     time_limit_s: float | None = None
     retries: int = 0
@@ -84,6 +86,12 @@ class JobView(View):
     message: str = ""
     fix: str = Field("", description="What can be done about it.")
     waits_for: str = Field("", description="Of a queued job: why it does not run yet.")
+    position: int | None = Field(
+        None,
+        description="Of a job that waits for devices of this machine: its place in the queue, 1 for the job that is "
+        "looked at first. A smaller one behind it may start earlier. Null for all others.",
+        examples=[3],
+    )
     owner: str
     user_id: str | None = None
     tags: list[str] = []
@@ -110,13 +118,29 @@ class JobView(View):
 
 
 class JobDetail(JobView):
-    """One job, with its history once it has ended."""
+    """One job, with what its folder says: its history once it has ended, and which logs there are."""
 
     training_history: list[dict[str, Any]] | None = Field(
         None, description="Log lines and evaluations of an ended job; of a long one evenly spread ones."
     )
     summary: dict[str, Any] | None = Field(
         None, description="Of a job that has predicted: counts over all rows, as its summary.json has them."
+    )
+    log_sources: list[str] | None = Field(
+        None,
+        description="Logs that it has written, of all attempts and all ranks: for `source` of its logs. Null where its "
+        "files are on another machine.",
+        examples=[["command", "launcher", "rank_0", "rank_1"]],
+    )
+    defaults_version: int | None = Field(
+        None,
+        description="Of the defaults that it took where it said nothing: for `version` of GET /multigpu/config.",
+        examples=[3],
+    )
+    note: str = Field(
+        "",
+        description="Why training_history and log_sources are not told here.",
+        examples=["the files of job-20260102-030405-0a1b2c3d4e lie on gpu-2: ask the service on that machine"],
     )
 
 
@@ -132,7 +156,7 @@ class LinesPage(View):
     """Some lines of a log."""
 
     lines: list[str]
-    next: int = Field(description="For `after`, to have those that follow.")
+    next: str = Field(description=NEXT, examples=["4096:1234567"])
     done: bool = Field(description="Whether no line will follow.")
     rewritten: bool = Field(False, description="The file has begun anew since `after`: this is from its beginning.")
 
@@ -141,7 +165,7 @@ class RecordsPage(View):
     """Some records of a file of a run."""
 
     records: list[dict[str, Any]]
-    next: int = Field(description="For `after`, to have those that follow.")
+    next: str = Field(description=NEXT, examples=["4096:1234567"])
     done: bool = Field(description="Whether no record will follow.")
     rewritten: bool = Field(False, description="The file has begun anew since `after`: this is from its beginning.")
 
@@ -173,17 +197,27 @@ _RESOURCES = tuple(ResourcesView.model_fields)
 _PROGRESS_NUMBERS = tuple(name for name in ProgressView.model_fields if name != "unit")
 
 
-def job_view(job: Job, base: str) -> JobView:
+def job_view(job: Job, base: str, position: int | None = None) -> JobView:
     """What a list tells of a job. base: where the service's paths begin, "" or as "/api/v1"."""
-    return JobView.model_validate(job_values(job, base))
+    return JobView.model_validate(job_values(job, base, position))
 
 
-def job_detail(job: Job, base: str, history: Sequence[Mapping[str, Any]] | None) -> JobDetail:
+def job_detail(
+    job: Job,
+    base: str,
+    history: Sequence[Mapping[str, Any]] | None,
+    *,
+    position: int | None = None,
+    log_sources: list[str] | None = None,
+    note: str = "",
+) -> JobDetail:
     """What the job's own address tells. history: records of metrics.jsonl, of an ended job."""
     told = None if history is None else [finite(record) for record in history]
     summary = finite(job.result.get("summary"))
-    values = {"training_history": told, "summary": summary if isinstance(summary, dict) else None}
-    return JobDetail.model_validate({**job_values(job, base), **values})
+    summary = summary if isinstance(summary, dict) else None
+    values = {"training_history": told, "summary": summary, "log_sources": log_sources, "note": note}
+    made = {"defaults_version": job.work.defaults_version}
+    return JobDetail.model_validate({**job_values(job, base, position), **made, **values})
 
 
 def timestamp(time: float | None) -> str | None:
@@ -225,7 +259,7 @@ def job_links(job_id: str, base: str, kind: JobKind) -> dict[str, str | None]:
     }
 
 
-def job_values(job: Job, base: str) -> dict[str, Any]:
+def job_values(job: Job, base: str, position: int | None = None) -> dict[str, Any]:
     """A JobView, as plain values that JSON has: for lists, of which making models would take most of the time."""
     result = job.result
     gpu_stats = finite(result.get("gpu_stats"))
@@ -240,6 +274,7 @@ def job_values(job: Job, base: str) -> dict[str, Any]:
         "message": job.message,
         "fix": job.fix,
         "waits_for": job.waits_for,
+        "position": position,
         "owner": job.owner,
         "user_id": job.user_id,
         "tags": list(job.tags),
@@ -278,7 +313,7 @@ def model_name(job: Job) -> str | None:
 
 
 def _resources(resources: Resources) -> dict[str, Any]:
-    return {name: getattr(resources, name) for name in _RESOURCES}
+    return {name: getattr(resources, name) for name in _RESOURCES} | {"gpus": list(resources.gpus)}
 
 
 def _progress(progress: Mapping[str, Any]) -> dict[str, Any]:

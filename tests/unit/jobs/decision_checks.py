@@ -50,7 +50,7 @@ class Checked:
         """All of its devices or none, and such as it asks for."""
         asked = self.jobs[start.job_id].resources
         assert asked.least <= len(start.devices) <= (asked.most or len(self.free)), "not the number that it asks for"
-        assert all(suits(self.free[device], asked.memory_bytes) for device in start.devices)
+        assert all(suits(self.free[device], asked) for device in start.devices)
 
     def check_stop(self, stop: StopFor) -> None:
         """Only what has run for a while, only for somebody more important or within its bounds."""
@@ -89,5 +89,5 @@ class Checked:
 
     @staticmethod
     def fits(job: Job, devices: Pool) -> bool:
-        """Whether so many of these devices have so much memory."""
-        return devices.count(job.resources.memory_bytes) >= job.resources.least
+        """Whether so many of these devices suit it."""
+        return devices.count(job.resources) >= job.resources.least

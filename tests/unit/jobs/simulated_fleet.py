@@ -57,6 +57,8 @@ class SimulatedFleet:
     decisions: list[Decision] = field(default_factory=list)
     gave_way: dict[str, int] = field(default_factory=dict)
     """Preempted job that waits -> how many of higher priority started since."""
+    usage: dict[str, float] = field(default_factory=dict)
+    """Owner -> device-seconds up to now, halved for every policy.fair_share_hours that they are ago."""
 
     def add(self, jobs: Iterable[tuple[Job, float]]) -> None:
         """Jobs with the seconds that each runs on as many devices as it must have; each comes at its queued_since."""
@@ -79,6 +81,7 @@ class SimulatedFleet:
 
     def advance(self, seconds: float) -> None:
         """Let time go by: work is done, and jobs that are through or asked to stop end."""
+        self._use(seconds)
         self.now += seconds
         for job in list(self.jobs.values()):
             if job.state in ("starting", "running"):
@@ -96,7 +99,7 @@ class SimulatedFleet:
         self.jobs |= {job.id: job for job in self.later if job.queued_since <= self.now}
         self.later = [job for job in self.later if job.queued_since > self.now]
         inventory, leases, jobs = self.inventory(), self.leases(), list(self.jobs.values())
-        decision = decide(jobs, leases, inventory, self.now, self.policy, {})
+        decision = decide(jobs, leases, inventory, self.now, self.policy, self.usage)
         Checked(decision, jobs, leases, inventory, self.policy).check()
         for start in decision.starts:
             job = self.jobs[start.job_id] = handle(self.jobs[start.job_id], Granted(start.devices, self.now)).job
@@ -120,6 +123,15 @@ class SimulatedFleet:
         while self.now < end and (self.later or any(job.state != "queued" for job in self.jobs.values())):
             self.advance(tick)
             self.decide()
+
+    def _use(self, seconds: float) -> None:
+        """Count what is held for this long; the little that is forgotten meanwhile is none of it."""
+        kept = 0.5 ** (seconds / (3600.0 * self.policy.fair_share_hours))
+        self.usage = {owner: used * kept for owner, used in self.usage.items()}
+        for job in self.jobs.values():
+            self.usage[job.owner] = self.usage.get(job.owner, 0.0) + seconds * len(job.devices) * (
+                job.state != "queued"
+            )
 
     def _end(self, job: Job, exit_status: int) -> None:
         job = handle(job, Ended(End(exit_status), self.now)).job

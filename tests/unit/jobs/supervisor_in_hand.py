@@ -49,10 +49,12 @@ class Told(Executor):
 class Service:
     """A supervisor with its clock in hand."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, node: str = NODE, store: Store | None = None) -> None:
+        """store: of another machine, where they share one."""
         scheduling = SchedulingConfig(least_run_s=0.0, stop_grace_s=10.0, lease_s=30.0)
-        config = ServiceConfig(data_dir=folder, node=NODE, scheduling=scheduling)
-        self.store: Store = fresh_store(folder)
+        self.config = ServiceConfig(data_dir=folder, node=node, scheduling=scheduling)
+        self.node = node
+        self.store: Store = fresh_store(folder) if store is None else store
         self.executor = Told(folder)
         self.set = 1000.0
         """What the clock said when the machine was started; it may be set."""
@@ -61,8 +63,12 @@ class Service:
         self.seen = True
         self.taken: dict[int, str] = {}
         """Slots that look like somebody else's, with the reason."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Another supervisor, which knows nothing but what is in store and files."""
         self.supervisor = Supervisor(
-            self.store, self.executor, self._inventory, config, lambda: self.now, *2 * (lambda: self.uptime,)
+            self.store, self.executor, self._inventory, self.config, lambda: self.now, *2 * (lambda: self.uptime,)
         )
 
     @property
@@ -73,11 +79,11 @@ class Service:
     def _inventory(self) -> Inventory:
         found = slots(self.num_slots)
         devices = (replace(each, unusable=self.taken.get(number)) for number, each in enumerate(found))
-        return Inventory(NODE, self.now if self.seen else 0.0, tuple(devices))
+        return Inventory(self.node, self.now if self.seen else 0.0, tuple(devices))
 
     def add(self, name: str, **resources: Any) -> None:
         work = Work("train", {})
-        job = Job(name, "ann", work, Resources(**{"devices": 1, **resources}), self.now, node=NODE)
+        job = Job(name, "ann", work, Resources(**{"devices": 1, **resources}), self.now, node=self.node)
         self.store.jobs.add(replace(job, queued_since=self.now))
 
     def get(self, name: str) -> Job:

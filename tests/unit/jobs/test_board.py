@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,6 @@ from drumline.config.service import FilesConfig, LimitsConfig, ServiceConfig
 from drumline.errors import ConfigError, Conflict, DrumlineError, Forbidden, IdempotencyConflict, NotFound, Quota
 from drumline.jobs.board import Board
 from drumline.jobs.commands import commands_of
-from drumline.jobs.plans import KEPT_S
 from drumline.jobs.records import Job
 from drumline.jobs.requests import JobRequest, Role, Who
 from drumline.jobs.states import Asked, End, Ended, Event, Granted, Started, handle
@@ -313,7 +310,7 @@ def test_a_plan_is_started_by_its_id(board: Board, store: Store, config: Service
     assert plan.config == {"train.epochs": 2} and "texts" not in plan.request
     kept = store.settings.get("plan", plan.id)
     assert kept is not None and SECRET not in repr(kept)
-    job = board.submit(board.planned(plan.id, ADA), ADA)
+    job = board.submit(board.planned(plan.id, ADA).request, ADA)
     assert SECRET in (board.folder(job) / "rows.jsonl").read_text() and job.work.settings == {"train.epochs": 2}
     with pytest.raises(NotFound):
         board.planned(plan.id, BEN)
@@ -325,19 +322,9 @@ def test_a_plan_is_started_by_its_id(board: Board, store: Store, config: Service
         board.planned("plan-nobody-has", ADA)
 
 
-def test_texts_of_plans_are_kept_for_days_and_not_for_ever(board: Board, config: ServiceConfig) -> None:
-    old, young = (board.plan(request(), ADA) for _ in range(2))
-    for plan, days in ((old, 8), (young, 6)):
-        then = time.time() - days * 86_400
-        os.utime(config.data_dir / "plans" / plan.id, (then, then))
-    assert KEPT_S == 7 * 86_400
-    new = board.plan(request(), ADA)
-    assert {path.name for path in (config.data_dir / "plans").iterdir()} == {young.id, new.id}
-
-
 def test_a_plan_may_leave_model_and_data_to_its_start(board: Board) -> None:
     plan = board.plan(JobRequest(settings={"epochs": 2}), ADA)
-    assert board.planned(plan.id, ADA) == JobRequest(settings={"epochs": 2})
+    assert board.planned(plan.id, ADA) == (JobRequest(settings={"epochs": 2}), 0, False)
     with pytest.raises(ConfigError):
         board.plan(JobRequest(settings={"epochs": -2}), ADA)
 
@@ -350,9 +337,10 @@ def test_defaults_are_kept_in_versions_and_taken_by_later_jobs(board: Board, sto
     assert (config.mixed_precision, version, board.defaults()) == (False, 1, (config, 1))
     job = board.submit(request(), ADA)
     assert (job.work.settings["train.precision"], job.resources.devices) == ("fp32", 1)
-    job = board.submit(request(), ADA, has_defaults=True)
-    assert (job.work.settings, job.resources.devices) == ({}, "auto")
-    assert board.plan(request(), ADA, has_defaults=True).config == {}
+    assert job.work.defaults_version == 1
+    job = board.submit(request(), ADA, defaults_version=0)
+    assert (job.work.settings, job.resources.devices, job.work.defaults_version) == ({}, "auto", 0)
+    assert board.plan(request(), ADA, defaults_version=0).config == {}
     with pytest.raises(Conflict):
         board.set_defaults({"use_multi_gpu": True}, ROOT, expected=0)
     with pytest.raises(ConfigError, match="memory_fraction"):

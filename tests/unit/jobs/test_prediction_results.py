@@ -79,6 +79,7 @@ def test_what_became_of_it_is_in_its_summary(place: PredictionDir, tmp_path: Pat
     usage = result["usage"]
     assert (usage["useful_seconds"], usage["goodput"], usage["queue_seconds"]) == (8.0, 0.4, 2.0)
     assert usage["cost"] == result["gpu_stats"]["cost"] == pytest.approx(0.04)
+    assert usage["energy_j"] is result["gpu_stats"]["energy_j"] is None  # nobody measured it
     json.dumps(result, allow_nan=False)
     assert watch_of(job_of(), tmp_path).look() == PredictionFacts(
         6, 2, 6, 120, 0.5, 10.0, 0.0, 16.0, 12.0, summary=read_json(place.summary)

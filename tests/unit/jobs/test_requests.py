@@ -41,7 +41,9 @@ from drumline.jobs.requests import JobRequest
         {"resources": {"time_limit_s": 0}},
         {"resources": {"retries": -1}},
         {"resources": {"memory_bytes": 2**70}},
-        {"resources": {"gpus": ["GPU-1"]}},
+        {"resources": {"gpus": "GPU-1"}},
+        {"resources": {"gpus": [""]}},
+        {"resources": {"gpus": [0]}},
     ],
 )
 def test_a_request_that_cannot_be_meant_is_refused(says: dict[str, Any]) -> None:

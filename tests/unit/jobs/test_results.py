@@ -73,9 +73,11 @@ def test_attempts_on_other_numbers_of_devices_count_as_they_were(tmp_path: Path)
     assert result["gpu_stats"]["cost"] == pytest.approx(0.25)
 
 
-def test_slots_cost_nothing(tmp_path: Path) -> None:
+def test_slots_cost_nothing_and_nobody_measures_their_energy(tmp_path: Path) -> None:
     job = job_of(tmp_path, ("cpu:0",))
-    assert result_of(job, tmp_path, SchedulingConfig(cost_per_gpu_hour=3.0))["usage"]["cost"] == 0.0
+    write_json(spending_file(RunDir(tmp_path / "run"), "here"), vars(Spending()))
+    result = result_of(job, tmp_path, SchedulingConfig(cost_per_gpu_hour=3.0))
+    assert (result["usage"]["cost"], result["usage"]["energy_j"], result["gpu_stats"]["energy_j"]) == (0.0, None, None)
 
 
 def test_a_job_that_never_came_to_a_run(tmp_path: Path) -> None:

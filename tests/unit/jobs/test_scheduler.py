@@ -134,6 +134,44 @@ def test_only_devices_with_enough_memory_are_given() -> None:
     assert found.starts[0].devices == ("GPU-001", "GPU-003")
 
 
+def test_a_job_that_names_gpus_is_given_those_and_no_others() -> None:
+    waiting = [
+        queued("pair", Resources(2, gpus=("GPU-005", "GPU-002")), 0),
+        queued("one", Resources(1, gpus=("GPU-002", "GPU-003")), 1),
+        queued("held", Resources(1, gpus=("GPU-002",)), 2),
+        queued("any", Resources(), 3),
+    ]
+    found = decision(waiting, [runs("r", 0, 2)])
+    given = {start.job_id: set(start.devices) for start in found.starts}
+    assert given == {
+        "pair": {"GPU-002", "GPU-005"},
+        "one": {"GPU-003"},
+        "any": {"GPU-004", "GPU-006", "GPU-007"},
+    }
+    assert found.waits["held"] == "waits for 1 GPU out of GPU-002: none is free, pair has the others"
+
+
+def test_room_is_made_on_the_gpus_that_are_named() -> None:
+    running = [runs("left", 0, 2), runs("right", 2, 2)]
+    inventory = Inventory("node", BEGIN, machine(4), has_gpus=True)
+    found = decision([queued("mine", Resources(1, gpus=("GPU-003",), priority=1))], running, inventory)
+    assert [stop.job_id for stop in found.stops] == ["right"]
+
+
+def test_a_named_gpu_that_is_not_there_or_cannot_be_used_is_told() -> None:
+    devices = [
+        replace(device, unusable="sick" if device.id in ("GPU-001", "GPU-002") else None) for device in machine(4)
+    ]
+    waiting = [
+        queued("gone", Resources(1, gpus=("GPU-009",))),
+        queued("sick", Resources(1, gpus=("GPU-001",))),
+        queued("small", Resources(3)),
+    ]
+    waits = decision(waiting, inventory=Inventory("node", BEGIN, tuple(devices), has_gpus=True)).waits
+    assert waits["gone"] == "asks for 1 GPU out of GPU-009: this machine has no GPU-009"
+    assert waits["sick"] == "waits for 1 GPU out of GPU-001: none can be used now (GPU-001: sick)"
+
+
 @pytest.mark.parametrize(("ends_with", "spared"), [((6,), 2), ((2, 4), 0), ((3, 3), 1)])
 def test_others_get_what_the_first_can_spare_whichever_job_ends_next(ends_with: tuple[int, ...], spared: int) -> None:
     running, at = [], 0

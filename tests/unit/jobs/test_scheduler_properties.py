@@ -1,20 +1,35 @@
-"""What holds of the scheduler whatever the jobs and the machine: simulated fleets, each decision checked there."""
+"""What holds of the scheduler whatever the jobs and the machine: simulated fleets, each decision checked there.
+
+A short fixed set of them; by hand many more, and other ones each time: SCHEDULER_EXAMPLES=1000 in each test.
+"""
 
 from __future__ import annotations
 
+import itertools
+import os
 import random
+from collections.abc import Iterator
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from drumline.config.service import SchedulingConfig
+from drumline.jobs.priorities import COUNTED_AHEAD_S, in_order
 from drumline.jobs.records import Job, Resources
 from drumline.jobs.scheduler import decide
 from tests.unit.jobs.simulated_fleet import BEGIN, GIB, SimulatedFleet, machine, queued
 
 Timed = tuple[Job, float]
-quick = settings(derandomize=True, max_examples=30, deadline=None)
+EXAMPLES = os.environ.get("SCHEDULER_EXAMPLES")
+
+
+def drawn(few: int) -> settings:
+    """So many examples, always the same, or as many as was said, and new ones."""
+    return settings(derandomize=EXAMPLES is None, max_examples=int(EXAMPLES or few), deadline=None, database=None)
+
+
+quick = drawn(30)
 seconds = some.sampled_from((20.0, 90.0, 400.0, 1500.0))
 
 
@@ -27,6 +42,9 @@ def wishes(draw: some.DrawFn, largest: int = 8, priorities: int = 3) -> Resource
         "preemptible": draw(some.booleans()),
         "memory_bytes": draw(some.sampled_from((None, None, None, 40 * GIB))),
     }
+    if size <= largest and draw(some.sampled_from((False, False, False, True))):
+        numbers = draw(some.lists(some.integers(0, largest - 1), min_size=size, max_size=largest, unique=True))
+        common["gpus"] = tuple(f"GPU-{number:03}" for number in numbers)
     kind = draw(some.sampled_from(("fixed", "fixed", "elastic", "auto")))
     if kind == "elastic":
         return Resources(min_devices=min(size, largest), max_devices=draw(some.integers(size, 2 * size)), **common)
@@ -55,8 +73,9 @@ policies = some.builds(
 
 def fits(job: Job, fleet: SimulatedFleet) -> bool:
     """Whether the machine could run it."""
-    floor = job.resources.memory_bytes or 0
-    return sum((device.memory_bytes or 0) >= floor for device in fleet.devices) >= job.resources.least
+    floor, gpus = job.resources.memory_bytes or 0, job.resources.gpus or [device.id for device in fleet.devices]
+    there = [device for device in fleet.devices if device.id in gpus and (device.memory_bytes or 0) >= floor]
+    return len(there) >= job.resources.least
 
 
 @quick
@@ -165,24 +184,112 @@ def test_deciding_again_changes_nothing_soon(jobs: list[Timed], policy: Scheduli
         assert (decision.starts, decision.stops) == ((), ())
 
 
-def test_a_thousand_devices_and_ten_thousand_jobs() -> None:
-    chance = random.Random(8)
-    fleet = SimulatedFleet(machine(1000), SchedulingConfig(), stop_s=60.0)
+LONGEST_S = 4000.0
+"""Of a job of an owner who always has some waiting."""
+TICK_S = 250.0
+
+
+@some.composite
+def endless(draw: some.DrawFn, devices: int) -> Iterator[tuple[Resources, float]]:
+    """What an owner asks for again and again, of one priority: fixed and elastic jobs, short and long ones."""
+    found = []
+    for _ in range(draw(some.integers(1, 3))):
+        size = draw(some.integers(1, devices))
+        asked = Resources(size)
+        if draw(some.sampled_from((False, False, True))):
+            asked = Resources(min_devices=size, max_devices=draw(some.integers(size, devices)))
+        found.append((asked, draw(some.sampled_from((400.0, 1500.0, LONGEST_S)))))
+    return itertools.cycle(found)
+
+
+@drawn(6)
+@given(some.data(), some.integers(1, 6), some.sampled_from((0.0, 0.0, 0.0, 10_000.0)))
+def test_owners_who_always_have_jobs_waiting_get_the_same(data: some.DataObject, devices: int, late: float) -> None:
+    """Two of one priority, whatever the sizes and times of their jobs, where waiting does not raise priorities.
+
+    Who has had more starts nothing while that is more than what counts ahead of the other's running jobs: an hour on
+    every device at most. What is his by then ends within the longest time of a job. So what they have had, as far as
+    it still counts, is never further apart than devices x (an hour + the longest time); where it was, as one of them
+    came late, it is made up for.
+    """
+    fleet = SimulatedFleet(machine(devices), SchedulingConfig(ageing_s=1e9))
+    wanted = {owner: data.draw(endless(devices)) for owner in ("ann", "bob")}
+    names, apart = itertools.count(), 0.0
+    while fleet.now < BEGIN + 3 * late + 30_000.0:
+        for owner, wants in wanted.items():
+            waiting = sum(job.owner == owner and job.state == "queued" for job in fleet.jobs.values())
+            for asked, time in itertools.islice(
+                wants, 3 - waiting if owner == "ann" or fleet.now >= BEGIN + late else 0
+            ):
+                fleet.add([(queued(f"{owner}{next(names):05}", asked, fleet.now - BEGIN, owner), time)])
+        fleet.decide()
+        fleet.advance(TICK_S)
+        if fleet.now > BEGIN + 3 * late:
+            apart = max(apart, abs(fleet.usage["ann"] - fleet.usage["bob"]))
+    assert apart <= devices * (COUNTED_AHEAD_S + LONGEST_S + TICK_S)
+
+
+@drawn(20)
+@given(some.lists(wishes(priorities=1), min_size=1, max_size=10), some.randoms(use_true_random=False))
+def test_elastic_jobs_give_what_they_can_spare_and_take_what_is_left(
+    asked: list[Resources], chance: random.Random
+) -> None:
+    """Jobs that do not end come to rest; then none has more or less than it asks for, the first that waits could not
+    start with all that elastic ones have above their least, and with nobody waiting they leave nothing that one of them
+    may take."""
+    fleet = SimulatedFleet(machine(8), SchedulingConfig(ageing_s=1e9, least_run_s=60.0))
+    fleet.add((queued(f"j{number}", each, chance.randrange(3000)), 1e9) for number, each in enumerate(asked))
+    is_at_rest = False
+    while not is_at_rest:
+        decision = fleet.decide()
+        is_at_rest = not (fleet.later or decision.starts or decision.stops) and is_settled(fleet)
+        fleet.advance(60.0)
+        assert fleet.now < BEGIN + 30_000.0, "it does not come to rest"
+    running = [job for job in fleet.jobs.values() if job.state == "running"]
+    waiting = [job for job in fleet.jobs.values() if job.state == "queued" and job.resources.least <= 8]
+    free = 8 - sum(len(job.devices) for job in running)
+    elastic = [job for job in running if job.resources.is_elastic]
+    for job in running:
+        most = job.resources.most or 8
+        assert job.resources.least <= len(job.devices) <= most
+        assert waiting or not job.resources.is_elastic or len(job.devices) == most or not free
+    spared = sum(len(job.devices) - job.resources.least for job in elastic)
+    for first in itertools.islice(in_order(waiting, {}, fleet.now, 1e9), 1):
+        assert first.resources.least > free + spared
+
+
+def is_settled(fleet: SimulatedFleet) -> bool:
+    """Whether all that run may be stopped by now, however often they began, and no other stops."""
+    return all(
+        job.state == "queued" or (job.attempt_began is not None and fleet.now - job.attempt_began > 600.0)
+        for job in fleet.jobs.values()
+    )
+
+
+@drawn(2)
+@given(some.integers(0, 2**32), some.integers(1, 50), some.sampled_from((0.0, 0.2, 0.9)), some.booleans())
+def test_a_thousand_devices_and_ten_thousand_jobs(seed: int, owners: int, elastic: float, is_mixed: bool) -> None:
+    """Each decision is checked; few, since they take long."""
+    chance = random.Random(seed)
+    memory = dict.fromkeys(range(0, 1000, 7), 24) if is_mixed else None
+    fleet = SimulatedFleet(machine(1000, memory=memory), SchedulingConfig(), stop_s=60.0)
 
     def asked() -> Resources:
         size, kind = chance.choice((1, 1, 1, 1, 2, 2, 4, 8, 40)), chance.random()
-        if kind < 0.2:
-            return Resources(min_devices=size, max_devices=2 * size, priority=chance.randint(0, 4))
-        return Resources(size, priority=chance.randint(0, 4), preemptible=kind < 0.6)
+        common: dict[str, Any] = {"priority": chance.randint(0, 4), "memory_bytes": chance.choice((None, 40 * GIB))}
+        if kind < elastic:
+            return Resources(min_devices=size, max_devices=2 * size, **common)
+        return Resources(size, preemptible=kind < 0.6, **common)
 
     fleet.add(
         (
-            queued(f"j{number:05}", asked(), chance.choice((0, 0, 600, 1200)), f"o{number % 7}"),
+            queued(f"j{number:05}", asked(), chance.choice((0, 0, 300)), f"o{number % owners}"),
             120.0 * chance.randint(1, 3),
         )
         for number in range(10_000)
     )
-    for _ in range(6):
-        fleet.run(300.0, 300.0)
-    assert len(fleet.ended) > 500
+    for _ in range(3):
+        fleet.decide()
+        fleet.advance(300.0)
+    assert len(fleet.ended) > 100
     assert max(len(decision.waits) for decision in fleet.decisions) > 8000

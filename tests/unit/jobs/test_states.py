@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from drumline.jobs.records import ACTIVE_STATES, END_STATES, Job, Resources, Work
 from drumline.jobs.states import (
     NO_CURE,
+    NODE_SILENT,
     REASONS,
     SHORT_TRIES,
     Asked,
@@ -20,8 +21,10 @@ from drumline.jobs.states import (
     End,
     Ended,
     Event,
+    GivenUp,
     Gone,
     Granted,
+    Heard,
     Instruction,
     Kill,
     Missing,
@@ -29,6 +32,7 @@ from drumline.jobs.states import (
     Refused,
     Release,
     Restarted,
+    Silent,
     Started,
     StartKeeper,
     TellResult,
@@ -230,6 +234,31 @@ def test_a_grant_without_devices_is_none() -> None:
     assert handle(a_job(), Granted((), 1.0)).job == a_job()
 
 
+def test_a_job_whose_machine_is_silent_says_so_and_goes_on_as_it_was_once_it_is_heard() -> None:
+    job = after(*RUNNING, job=a_job(node="n1"))
+    silent = after(Silent(0.0, 90.0), job=job)
+    assert (silent.state, silent.reason, silent.devices) == ("running", NODE_SILENT, job.devices)
+    assert silent.message == "nobody has looked after it since 1970-01-01 00:00:00 UTC: node n1 does not answer"
+    assert "cancel the job" in silent.fix
+    assert after(Silent(50.0, 99.0), job=silent) == silent, "it is said once"
+    assert after(Heard(99.0), job=silent) == job
+    assert after(Heard(99.0), job=job) == job
+    for unfit in (a_job(), after(*RUNNING, ended(0))):
+        assert after(Silent(0.0, 90.0), job=unfit) == unfit, "it has no processes"
+
+
+def test_only_a_job_whose_machine_is_silent_is_given_up_and_it_took_no_more_than_was_seen() -> None:
+    running = after(*RUNNING)
+    assert handle(running, GivenUp(40.0, 500.0, "ann")).job == running
+    step = handle(after(Silent(30.0, 90.0), job=running), GivenUp(40.0, 500.0, "ann"))
+    assert (step.job.state, step.job.reason, step.job.ended) == ("lost", "node_lost", 500.0)
+    assert step.job.message.startswith("given up by ann; nobody has looked after it since ")
+    assert step.job.used_s == 30.0
+    assert Release() in step.do
+    cancelled = after(Silent(30.0, 90.0), Asked("cancel", 91.0), job=running)
+    assert (cancelled.state, after(GivenUp(40.0, 500.0, "ann"), job=cancelled).state) == ("stopping", "lost")
+
+
 TIMES = st.floats(0, 1e6)
 ENDS = st.builds(
     End,
@@ -249,6 +278,9 @@ EVENTS = st.one_of(
     st.builds(Gone, TIMES),
     st.builds(Restarted, TIMES),
     st.builds(Missing, TIMES),
+    st.builds(Silent, TIMES, TIMES),
+    st.builds(Heard, TIMES),
+    st.builds(GivenUp, TIMES, TIMES, st.just("ann")),
 )
 
 

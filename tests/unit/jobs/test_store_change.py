@@ -12,7 +12,7 @@ import pytest
 
 from drumline.errors import Conflict
 from drumline.jobs.records import Job, Resources, Work
-from drumline.jobs.store import Store, UsageSum
+from drumline.jobs.store import Store, Use
 from drumline.jobs.store.spent import KEPT_S, KnownUsage
 from tests.fresh_store import fresh_store
 
@@ -184,13 +184,33 @@ def test_use_is_noted_by_day(store: Store) -> None:
         change.spend(job, DAY_S - 10, DAY_S + 30, 100.0)  # the same attempt: in its place
         change.spend(replace(job, attempt=2), DAY_S, DAY_S + 5)
         change.spend(other, DAY_S, DAY_S)
-    assert store.jobs.usage("day", 0.0, DAY_S) == (
-        UsageSum("1970-01-01", 1, 20.0, 25.0),
-        UsageSum("1970-01-02", 2, 70.0, 75.0),
+    first, second = "1970-01-01", "1970-01-02"
+    expected = (
+        Use("job-2", "bob", second, "queued", other.created, None, 1, 0.0, 0.0, 0.0, None, 0.0),
+        Use("job-1", "ada", first, "queued", job.created, None, 1, 10.0, 20.0, 20.0, 25.0, 20.0),
+        # Of two attempts one was measured.
+        Use("job-1", "ada", second, "queued", job.created, None, 2, 35.0, 70.0, 70.0, 75.0, 60.0),
     )
-    assert store.jobs.usage("owner", 0.0, DAY_S) == (UsageSum("ada", 1, 90.0, 100.0), UsageSum("bob", 1, 0.0, None))
-    assert store.jobs.usage("job", DAY_S, DAY_S, owner="ada") == (UsageSum("job-1", 1, 70.0, 75.0),)
-    assert store.jobs.usage("day", 5 * DAY_S, 6 * DAY_S) == ()
+    assert store.jobs.usage(0.0, DAY_S) == expected
+    assert store.jobs.usage(DAY_S, DAY_S, owner="ada") == expected[2:]
+    assert store.jobs.usage(5 * DAY_S, 6 * DAY_S) == ()
+
+
+def test_use_of_slots_is_not_of_gpus(store: Store) -> None:
+    job = replace(add(store, "job-1"), attempt=1, devices=("cpu:0", "cpu:1"))
+    with store.change() as change:
+        change.spend(job, 0.0, 30.0)
+    (use,) = store.jobs.usage(0.0, DAY_S)
+    assert (use.run_s, use.device_s, use.gpu_s) == (30.0, 60.0, 0.0)
+
+
+def test_jobs_that_go_on_are_told_of_every_machine(store: Store) -> None:
+    jobs = [add(store, "job-1"), add(store, "job-2", owner="bob", node="n2"), add(store, "job-3")]
+    with store.change() as change:
+        running = [change.save(replace(job, state="running", attempt_began=10.0)) for job in jobs[:2]]
+    assert sorted(store.jobs.running(), key=lambda job: job.id) == running
+    assert store.jobs.running("bob") == (running[1],)
+    assert store.jobs.several(["job-3", "job-9"]) == {"job-3": jobs[2]}
 
 
 def test_use_is_forgotten_by_halves(store: Store) -> None:

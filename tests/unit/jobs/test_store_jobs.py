@@ -255,3 +255,20 @@ def test_counts_are_by_state_and_owner(store: Store) -> None:
     assert store.jobs.counts() == {"queued": 1, "cancelled": 1, "lost": 1}
     assert store.jobs.counts("ada") == {"queued": 1, "cancelled": 1}
     assert store.jobs.counts("nobody") == {}
+
+
+def test_active_jobs_of_a_machine_of_all_others_and_their_newest_signs_of_life(store: Store) -> None:
+    states: tuple[State, ...] = ("queued", "starting", "running", "stopping", "lost")
+    for node in ("n1", "n2", "n3"):
+        for state in states:
+            store.jobs.add(a_job(f"{node}-{state}", node=node, state=state))
+    assert [job.id for job in store.jobs.active("n1")] == ["n1-running", "n1-starting", "n1-stopping"]
+    assert [job.id for job in store.jobs.active_elsewhere("n2")] == [
+        f"{node}-{state}" for node in ("n1", "n3") for state in ("running", "starting", "stopping")
+    ]
+    assert store.services.newest() == {}
+    for service_id, node, at in (("a", "n1", 5.0), ("b", "n1", 7.0), ("c", "n2", 6.0)):
+        store.services.heartbeat(service_id, node, 1, at)
+    assert store.services.newest() == {"n1": 7.0, "n2": 6.0}
+    store.services.forget("b")
+    assert store.services.newest() == {"n1": 5.0, "n2": 6.0}

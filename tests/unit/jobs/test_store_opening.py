@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,29 @@ def test_migrations_make_the_tables_that_the_code_knows(tmp_path: Path) -> None:
         context = MigrationContext.configure(connection, opts=options)
         assert compare_metadata(context, metadata) == []
     engine.dispose()
+
+
+def test_use_of_an_older_store_is_of_gpus_where_its_devices_are(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite3"
+    store = open_store(f"sqlite:///{path}")
+    ran = {"gpu": ("GPU-a", "n1"), "slot": ("cpu:0", "n2"), "gpu-waits": ("GPU-b", "n1"), "slot-waits": ("cpu:1", "n2")}
+    for job_id, (device, node) in ran.items():
+        devices = () if job_id.endswith("waits") else (device,)
+        job = replace(a_job(job_id), node=node, attempt=1, devices=devices)
+        store.jobs.add(job)
+        with store.change() as change:
+            change.spend(replace(job, devices=(device,)), 0.0, 10.0)
+    store.close()
+    connection = sqlite3.connect(path)
+    connection.execute("ALTER TABLE usage DROP COLUMN gpu_s")
+    connection.execute(f"UPDATE {VERSION_TABLE} SET version_num = '0001'")
+    connection.commit()
+    connection.close()
+
+    store = open_store(f"sqlite:///{path}")
+    found = {use.job_id: (use.device_s, use.gpu_s) for use in store.jobs.usage(0.0, 1.0)}
+    store.close()
+    assert found == {job_id: (10.0, 0.0 if "slot" in job_id else 10.0) for job_id in ran}
 
 
 def test_a_store_of_a_newer_drumline_is_refused(tmp_path: Path) -> None:

@@ -33,9 +33,20 @@ class Keys:
         self.touched.append(key.id)
 
 
+class Log:
+    """Audit events: event, who, what."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[str, str, str]] = []
+
+    def audit(self, event: str, who: str, what: str, at: float) -> None:
+        self.entries.append((event, who, what))
+
+
 class KeysOnly:
     def __init__(self, *keys: Key) -> None:
         self.keys = Keys(*keys)
+        self.log = Log()
 
 
 def key(secret: str, **values: Any) -> Key:
@@ -166,6 +177,33 @@ def test_where_keys_are_off_a_proxy_decides_who_comes() -> None:
     assert door.caller(asking(x_forwarded_for="10.0.0.9")).by == "loopback"
     with pytest.raises(Unauthorized):
         door.caller(asking(x_api_key="dl_no_such_key"))
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        ({"revoked": NOW - 1}, "key-1 of ann, revoked"),
+        ({"expires": NOW}, "key-1 of ann, past its end"),
+        ({"kind": "session", "id": "session-1"}, "an unknown key"),
+        ({"hash": "0" * 64}, "an unknown key"),
+    ],
+)
+def test_a_refused_key_is_noted_by_its_id_never_by_itself(values: dict[str, Any], what: str) -> None:
+    store = KeysOnly(key("dl_secret_of_ann", **values))
+    door = Access(ServiceConfig(), cast("Store", store), lambda: NOW)
+    for _ in range(3):
+        with pytest.raises(Unauthorized):
+            door.caller(asking(client="10.0.0.9", x_api_key="dl_secret_of_ann"))
+    assert store.log.entries == [("key_refused", "nobody (10.0.0.9)", what)]
+
+
+def test_who_gives_no_key_and_a_login_that_has_ended_are_not_noted() -> None:
+    store = KeysOnly()
+    door = Access(ServiceConfig(host="0.0.0.0"), cast("Store", store), lambda: NOW)
+    for asked in (asking(), asking(cookie="ended_long_ago"), asking(authorization="Basic YW5uOmFubg==")):
+        with pytest.raises(Unauthorized):
+            door.caller(asked)
+    assert store.log.entries == []
 
 
 def test_a_use_is_noted() -> None:

@@ -13,12 +13,13 @@ from drumline.service.calls import (
     change_call,
     checked_key,
     error_of,
-    file_call,
     finetune_request,
     job_call,
     list_call,
+    page_call,
     read,
     read_key,
+    stream_call,
     submit_call,
     wait_before,
     waits,
@@ -90,8 +91,16 @@ def test_filters_are_a_query() -> None:
 
 
 def test_a_stream_is_asked_for_by_its_type() -> None:
-    assert file_call("job-1", "logs", "rank_0").headers == {"Accept": "text/event-stream"}
-    assert list(file_call("job-1", "metrics", None, 7).query) == [("after", "7"), ("limit", "200")]
+    assert stream_call("job-1", "logs", "rank_0").headers == {"Accept": "text/event-stream"}
+    assert list(stream_call("job-1", "logs", tail=5).query) == [("tail", "5")]
+    assert list(page_call("job-1", "metrics", "7:9").query) == [("after", "7:9"), ("limit", "200")]
+
+
+def test_only_the_first_page_says_where_to_begin() -> None:
+    first = [("source", "rank_1"), ("tail", "5"), ("limit", "200")]
+    assert list(page_call("job-1", "logs", None, "rank_1", 5).query) == first
+    later = [("source", "rank_1"), ("after", "7:9"), ("limit", "200")]
+    assert list(page_call("job-1", "logs", "7:9", "rank_1", 5).query) == later
 
 
 @pytest.mark.parametrize("job_id", ["", "a/b", "..", "../x", "a?b", "ü", "a\n", "x" * 101])

@@ -16,6 +16,7 @@ from drumline.service.checks import (
     check_disk,
     check_driver,
     check_gpus,
+    check_nodes,
     check_store,
     check_supervisor,
     gravest,
@@ -44,6 +45,13 @@ def test_a_store_that_fails_says_why_and_a_slow_one_is_degraded() -> None:
 @pytest.mark.parametrize(("beat", "status"), [(None, "failing"), (80.0, "failing"), (95.0, "ok"), (200.0, "ok")])
 def test_a_supervisor_gives_signs_of_life(beat: float | None, status: str) -> None:
     assert check_supervisor(beat, 100.0).status == status
+
+
+def test_other_machines_that_do_not_answer_are_named() -> None:
+    assert check_nodes({}).status == "ok"
+    found = check_nodes({"n2": 2, "n1": 1})
+    assert (found.status, found.message) == ("degraded", "n1 does not answer (1 job), n2 does not answer (2 jobs)")
+    assert "give it up" in found.fix
 
 
 @pytest.mark.parametrize(("free", "status"), [(0.5, "failing"), (5.0, "degraded"), (50.0, "ok")])

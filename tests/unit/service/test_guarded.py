@@ -45,10 +45,31 @@ def test_what_is_json_is_taken() -> None:
 NAMES = json.dumps({f"name {number}": 1 for number in range(MOST_NAMES + 1)})
 
 
-@pytest.mark.parametrize("body", [NAMES, f'{{"config": [{NAMES}]}}', f'{{"texts": {NAMES}}}', '{"path": [1, 2, 3, 4]}'])
+@pytest.mark.parametrize("body", [NAMES, f'{{"config": [{NAMES}]}}', f'{{"texts": {NAMES}}}'])
 def test_what_is_so_large_that_nobody_means_it_is_refused(body: str) -> None:
     with pytest.raises(json.JSONDecodeError, match="and may have"):
-        parse_strictly(body.encode(), most_entries=3)
+        parse_strictly(body.encode())
+
+
+TEXT = '[,{,[ \\" \\\\ \\u00e9' * 7  # each of which would be a part, if it did not stand in a text
+
+
+@pytest.mark.parametrize(("body", "parts"), [("[1, 2, 3, 4]", 4), ("[[], []]", 4), ('{"a": {"b": [1]}}', 3)])
+@pytest.mark.parametrize("text", ["", *(TEXT[:length] for length in range(118, 126))])
+@pytest.mark.parametrize("piece", [1, 3, 64])
+def test_a_body_of_too_many_parts_is_refused_before_it_is_parsed(
+    monkeypatch: pytest.MonkeyPatch, body: str, parts: int, text: str, piece: int
+) -> None:
+    monkeypatch.setattr(guarded, "PIECE_BYTES", piece)
+    whole = f"[{json.dumps(text)}, {json.dumps(text[::-1])}, {body}]".encode()
+    assert parse_strictly(whole, most_parts=parts + 3) == json.loads(whole)
+
+    def parsed(*given: Any, **options: Any) -> Any:
+        raise AssertionError("it was parsed")
+
+    monkeypatch.setattr(json, "loads", parsed)
+    with pytest.raises(json.JSONDecodeError, match="as many as a body may have"):
+        parse_strictly(whole, most_parts=parts + 2)
 
 
 def test_rows_may_have_many_names() -> None:

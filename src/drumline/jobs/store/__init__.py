@@ -12,15 +12,17 @@ from drumline.config.service import ServiceConfig
 from drumline.errors import MissingExtra
 from drumline.jobs.store.values import (
     Audit,
+    AuditFilter,
     Beat,
     DocumentKind,
     Idempotency,
     JobFilter,
     Key,
+    KeyFilter,
     KeyKind,
     Page,
     Role,
-    UsageSum,
+    Use,
     Versioned,
 )
 
@@ -32,17 +34,19 @@ _HOMES = {"Change": "drumline.jobs.store.change", "Store": "drumline.jobs.store.
 
 __all__ = [
     "Audit",
+    "AuditFilter",
     "Beat",
     "Change",
     "DocumentKind",
     "Idempotency",
     "JobFilter",
     "Key",
+    "KeyFilter",
     "KeyKind",
     "Page",
     "Role",
     "Store",
-    "UsageSum",
+    "Use",
     "Versioned",
     "open_store",
     "store_url",

@@ -9,7 +9,7 @@ from sqlalchemy import Connection, bindparam, delete, exc, insert, select, updat
 from drumline.errors import Conflict
 from drumline.jobs.records import Job, Lease, State
 from drumline.jobs.store.jobs import changed_meanwhile
-from drumline.jobs.store.rows import KnownJobs, lease_from_row, read_jobs, write_job
+from drumline.jobs.store.rows import KnownJobs, lease_from_row, read_known, write_job
 from drumline.jobs.store.spent import KnownUsage, write_usage
 from drumline.jobs.store.tables import jobs, leases
 
@@ -26,16 +26,7 @@ class Change:
 
     def jobs(self, states: Collection[State], node: str | None = None) -> tuple[Job, ...]:
         """The jobs in any of these states, in the order of their ids; node: of one machine only."""
-        query = select(jobs.c.id, jobs.c.version, jobs.c.waits_for).where(jobs.c.state.in_(sorted(states)))
-        if node is not None:
-            query = query.where(jobs.c.node == node)
-        heads = self._connection.execute(query).all()
-        found = {}
-        for job_id, version, waits_for in heads:
-            job = self._known.find(job_id, version, waits_for)
-            if job is not None:
-                found[job_id] = job
-        found.update(read_jobs(self._connection, [head.id for head in heads if head.id not in found]))
+        found = read_known(self._connection, self._known, states, node)
         if "queued" in states:
             self._queue = found
         self._read.update(found)

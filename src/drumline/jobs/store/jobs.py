@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from sqlalchemy import exc, insert, select
+from sqlalchemy import delete, exc, insert, select
 
-from drumline.errors import Conflict, IdempotencyConflict
+from drumline.errors import Conflict, IdempotencyConflict, NotFound
 from drumline.jobs.records import Job, State
 from drumline.jobs.store.connection import Database
 from drumline.jobs.store.counting import read_counts
 from drumline.jobs.store.listing import find_page
-from drumline.jobs.store.rows import KnownJobs, insert_job, read_active, read_job, write_job, write_progress
-from drumline.jobs.store.spent import sum_usage
+from drumline.jobs.store.rows import KnownJobs, insert_job, read_active, read_job, read_jobs, write_job, write_progress
+from drumline.jobs.store.spent import read_running, read_usage
+from drumline.jobs.store.tables import documents, jobs
 from drumline.jobs.store.tables import idempotency as idempotency_keys
-from drumline.jobs.store.values import Idempotency, JobFilter, Page, UsageSum
+from drumline.jobs.store.values import Idempotency, JobFilter, Page, Use
 
 
 class Jobs:
@@ -25,11 +26,12 @@ class Jobs:
         self._database = database
         self._known = known
 
-    def add(self, job: Job, idempotency: Idempotency | None = None) -> tuple[Job, bool]:
+    def add(self, job: Job, idempotency: Idempotency | None = None, plan_id: str | None = None) -> tuple[Job, bool]:
         """Keep a new job: the job and True, or the one that the same request made before and False.
 
-        However many threads and processes add the same request at once, there is one job. Raises IdempotencyConflict
-        where the key was used for another request, and Conflict where the job's id is taken.
+        However many threads and processes add the same request at once, there is one job. plan_id: a plan that is gone
+        once the job is there. Raises IdempotencyConflict where the key was used for another request, Conflict where the
+        job's id is taken, and NotFound where the plan is not there any more.
         """
         try:
             with self._database.write(lock=True) as connection:
@@ -37,6 +39,10 @@ class Jobs:
                 if idempotency is not None:
                     values = {"owner": idempotency.owner, "key": idempotency.key, "job_id": job.id}
                     connection.execute(insert(idempotency_keys), {**values, "fingerprint": idempotency.fingerprint})
+                if plan_id is not None:
+                    plan = delete(documents).where(documents.c.kind == "plan", documents.c.id == plan_id)
+                    if not connection.execute(plan).rowcount:
+                        raise NotFound(f"{plan_id} is not there any more: it was started already", "plan it again")
         except exc.IntegrityError as error:
             earlier = None if idempotency is None else self.added_before(idempotency)
             if earlier is None:
@@ -60,10 +66,21 @@ class Jobs:
                 )
             return read_job(connection, row.job_id)
 
+    def forget_idempotency(self, before: float) -> int:
+        """Forget the keys of jobs that were made before a moment; returns how many."""
+        old = select(jobs.c.id).where(jobs.c.created < before)
+        with self._database.write() as connection:
+            return connection.execute(delete(idempotency_keys).where(idempotency_keys.c.job_id.in_(old))).rowcount
+
     def get(self, job_id: str) -> Job | None:
         """A job by its id; None: there is none."""
         with self._database.read() as connection:
             return read_job(connection, job_id)
+
+    def several(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        """Jobs by their ids; those that are not there are left out."""
+        with self._database.read() as connection:
+            return read_jobs(connection, list(job_ids))
 
     def find(self, wanted: JobFilter, cursor: str | None = None, limit: int = 50) -> Page[Job]:
         """The jobs that a filter lets through, newest first. Raises ConfigError for a cursor that no page gave."""
@@ -93,6 +110,11 @@ class Jobs:
         with self._database.read() as connection:
             return read_active(connection, node)
 
+    def active_elsewhere(self, node: str) -> tuple[Job, ...]:
+        """Those of all other machines."""
+        with self._database.read() as connection:
+            return read_active(connection, node, elsewhere=True)
+
     def tell_progress(self, job_id: str, attempt: int, progress: Mapping[str, Any]) -> bool:
         """Keep how far an attempt of a job is; False: that is over. It is no change of a job: its version stays."""
         with self._database.write() as connection:
@@ -103,12 +125,18 @@ class Jobs:
         with self._database.read() as connection:
             return read_counts(connection, owner)
 
-    def usage(
-        self, by: Literal["owner", "day", "job"], since: float, until: float, owner: str | None = None
-    ) -> tuple[UsageSum, ...]:
-        """What jobs took of devices from one moment's day to another's (UTC), summed by owner, day or job."""
+    def running(self, owner: str | None = None) -> tuple[Job, ...]:
+        """The jobs of all machines of which an attempt goes on; what that takes is in no usage() yet."""
         with self._database.read() as connection:
-            return sum_usage(connection, by, (since, until), owner)
+            return read_running(connection, owner)
+
+    def usage(self, since: float, until: float, owner: str | None = None) -> tuple[Use, ...]:
+        """What ended attempts took of devices from one moment's day to another's (UTC), by job and day.
+
+        The newest jobs come first.
+        """
+        with self._database.read() as connection:
+            return read_usage(connection, (since, until), owner)
 
 
 def changed_meanwhile(job_id: str) -> Conflict:

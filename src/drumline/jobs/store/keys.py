@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, exc, insert, or_, select, update
+from sqlalchemy import ColumnElement, and_, delete, exc, func, insert, or_, select, update
 
 from drumline.errors import Conflict
 from drumline.jobs.store.connection import Database
+from drumline.jobs.store.listing import read_cursor, write_cursor
 from drumline.jobs.store.tables import keys
-from drumline.jobs.store.values import Key, KeyKind
+from drumline.jobs.store.values import Key, KeyFilter, KeyKind, Page
 
 USED_S = 60.0
 """How exactly a key's last use is kept: not every request is a write."""
@@ -49,6 +50,30 @@ class Keys:
             query = query.where(keys.c.kind == kind)
         with self._database.read() as connection:
             return tuple(Key(**row._mapping) for row in connection.execute(query))
+
+    def find(self, wanted: KeyFilter, cursor: str | None = None, limit: int = 50) -> Page[Key]:
+        """The keys, without sessions, that a filter lets through, newest first.
+
+        Raises ConfigError for a cursor that no page gave.
+        """
+        conditions = [keys.c.kind == "key"]
+        if wanted.owner is not None:
+            conditions.append(keys.c.owner == wanted.owner)
+        if wanted.role is not None:
+            conditions.append(keys.c.role == wanted.role)
+        if wanted.valid_at is not None:
+            goes_on = or_(keys.c.expires.is_(None), keys.c.expires > wanted.valid_at)
+            conditions.append(and_(keys.c.revoked.is_(None), goes_on))
+        query = select(keys).where(*conditions).order_by(keys.c.created.desc(), keys.c.id.desc()).limit(limit + 1)
+        if cursor is not None:
+            created, key_id = read_cursor(cursor)
+            query = query.where(or_(keys.c.created < created, and_(keys.c.created == created, keys.c.id < key_id)))
+        with self._database.read() as connection:
+            found = [Key(**row._mapping) for row in connection.execute(query)]
+            total = connection.scalar(select(func.count()).select_from(keys).where(*conditions)) or 0
+        items = tuple(found[:limit])
+        more = len(found) > limit
+        return Page(items, write_cursor((items[-1].created, items[-1].id)) if more else None, total)
 
     def revoke(self, key_id: str, at: float) -> bool:
         """Let a key, and the sessions opened with it, open nothing any more. False: there is no such key."""

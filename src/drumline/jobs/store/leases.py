@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 
 from drumline.jobs.records import Lease
 from drumline.jobs.store.connection import Database
@@ -59,6 +59,12 @@ class Services:
         with self._database.read() as connection:
             rows = connection.execute(query.order_by(services.c.at.desc(), services.c.service_id)).all()
         return tuple(Beat(**row._mapping) for row in rows)
+
+    def newest(self) -> dict[str, float]:
+        """By node, the newest sign of life of any of its services."""
+        query = select(services.c.node, func.max(services.c.at).label("newest")).group_by(services.c.node)
+        with self._database.read() as connection:
+            return {row.node: row.newest for row in connection.execute(query)}
 
     def forget(self, service_id: str) -> None:
         """Say that a service ends in order."""

@@ -20,7 +20,8 @@ from drumline.jobs.store.tables import job_tags, jobs
 from drumline.jobs.store.values import JobFilter, Page
 
 Place = tuple[float, str]
-FIELDS = ("owner", "kind", "tag", "user_id", "training_type", "created_after", "created_before", "text")
+MARKS = ("owner", "kind", "not_kind", "has_begun", "tag", "user_id", "training_type")
+FIELDS = (*MARKS, "created_after", "created_before", "text")
 ESCAPE = "/"
 
 
@@ -103,6 +104,8 @@ def _conditions(names: tuple[str, ...]) -> list[ColumnElement[bool]]:
     conditions: dict[str, ColumnElement[bool]] = {
         name: jobs.c[name] == bindparam(name) for name in ("owner", "kind", "user_id", "training_type")
     }
+    conditions["not_kind"] = jobs.c.kind != bindparam("not_kind")
+    conditions["has_begun"] = or_(jobs.c.state != "queued", jobs.c.started.is_not(None))
     conditions["tag"] = job_tags.c.tag == bindparam("tag")
     conditions["created_after"] = created >= bindparam("created_after")
     conditions["created_before"] = created < bindparam("created_before")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import ColumnElement, delete, func, insert, or_, select
 
 from drumline.errors import ConfigError
 from drumline.jobs.store.connection import Database
 from drumline.jobs.store.tables import audits
-from drumline.jobs.store.values import Audit, Page
+from drumline.jobs.store.values import Audit, AuditFilter, Page
 
 LARGEST_ID = 2**31 - 1
 
 
 class Log:
-    """The part of a store that has the audit events; they are added and read, never changed."""
+    """The part of a store that has the audit events; they are added, read and in the end forgotten, never changed."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -23,16 +23,37 @@ class Log:
         with self._database.write() as connection:
             connection.execute(insert(audits).values(event=event, who=who, what=what, at=at))
 
-    def audits(self, cursor: str | None = None, limit: int = 50) -> Page[Audit]:
-        """What was noted, newest first. Raises ConfigError for a cursor that no page gave."""
-        query = select(audits).order_by(audits.c.id.desc()).limit(limit + 1)
+    def audits(self, cursor: str | None = None, limit: int = 50, wanted: AuditFilter | None = None) -> Page[Audit]:
+        """What was noted and fits, newest first. Raises ConfigError for a cursor that no page gave."""
+        conditions = [] if wanted is None else _conditions(wanted)
+        query = select(audits).where(*conditions).order_by(audits.c.id.desc()).limit(limit + 1)
         if cursor is not None:
             query = query.where(audits.c.id < _place(cursor))
         with self._database.read() as connection:
             found = [Audit(**row._mapping) for row in connection.execute(query)]
-            total = connection.scalar(select(func.count()).select_from(audits)) or 0
+            total = connection.scalar(select(func.count()).select_from(audits).where(*conditions)) or 0
         items = tuple(found[:limit])
         return Page(items, str(items[-1].id) if len(found) > limit else None, total)
+
+    def forget(self, before: float) -> int:
+        """Remove what was noted before a moment; returns how many."""
+        with self._database.write() as connection:
+            return connection.execute(delete(audits).where(audits.c.at < before)).rowcount
+
+
+def _conditions(wanted: AuditFilter) -> list[ColumnElement[bool]]:
+    conditions: list[ColumnElement[bool]] = []
+    if (who := wanted.who) is not None:
+        of_owner = audits.c.who.startswith(f"{who} (", autoescape=True)
+        of_key = audits.c.who.endswith(f" ({who})", autoescape=True)
+        conditions.append(or_(audits.c.who == who, of_owner, of_key))
+    if wanted.events:
+        conditions.append(audits.c.event.in_(sorted(wanted.events)))
+    if wanted.after is not None:
+        conditions.append(audits.c.at >= wanted.after)
+    if wanted.before is not None:
+        conditions.append(audits.c.at < wanted.before)
+    return conditions
 
 
 def _place(cursor: str) -> int:

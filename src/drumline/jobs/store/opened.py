@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from drumline.jobs.records import ACTIVE_STATES, Job
 from drumline.jobs.store.change import Change
 from drumline.jobs.store.connection import Database
 from drumline.jobs.store.jobs import Jobs
@@ -12,7 +13,7 @@ from drumline.jobs.store.keys import Keys
 from drumline.jobs.store.leases import Leases, Services
 from drumline.jobs.store.log import Log
 from drumline.jobs.store.migration import bring_up_to_date
-from drumline.jobs.store.rows import KnownJobs
+from drumline.jobs.store.rows import KnownJobs, read_known
 from drumline.jobs.store.settings import Settings
 from drumline.jobs.store.spent import KnownUsage
 
@@ -51,6 +52,16 @@ class Store:
             change = Change(connection, self._known, self._spent)
             yield change
         change.committed()
+
+    def unended(self, node: str, now: float, half_life_h: float) -> tuple[tuple[Job, ...], dict[str, float]]:
+        """The jobs of a machine that wait or are active, and what owners have used, as a decision would read them.
+
+        Nobody waits for it. See Change.usage().
+        """
+        with self._database.read() as connection:
+            found = read_known(connection, self._known, ACTIVE_STATES | {"queued"}, node)
+            self._known.keep_queued(found)
+            return tuple(found.values()), self._spent.find(connection, node, now, half_life_h)
 
     def close(self) -> None:
         """Close the connections; closing twice is allowed."""

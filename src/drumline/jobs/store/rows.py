@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -86,9 +86,25 @@ def read_jobs(connection: Connection, job_ids: list[str]) -> dict[str, Job]:
     return found
 
 
-def read_active(connection: Connection, node: str) -> tuple[Job, ...]:
-    """The jobs of a machine that are starting, running or stopping, in the order of their ids."""
-    goes_on = (jobs.c.node == node) & jobs.c.state.in_(sorted(ACTIVE_STATES))
+def read_known(connection: Connection, known: KnownJobs, states: Collection[State], node: str | None) -> dict[str, Job]:
+    """The jobs in any of these states, by their ids; only those are read whole that are not known."""
+    query = select(jobs.c.id, jobs.c.version, jobs.c.waits_for).where(jobs.c.state.in_(sorted(states)))
+    if node is not None:
+        query = query.where(jobs.c.node == node)
+    heads = connection.execute(query).all()
+    found = {}
+    for job_id, version, waits_for in heads:
+        job = known.find(job_id, version, waits_for)
+        if job is not None:
+            found[job_id] = job
+    found.update(read_jobs(connection, [head.id for head in heads if head.id not in found]))
+    return found
+
+
+def read_active(connection: Connection, node: str, *, elsewhere: bool = False) -> tuple[Job, ...]:
+    """The jobs of a machine, or of all others, that are starting, running or stopping, in the order of their ids."""
+    there = jobs.c.node != node if elsewhere else jobs.c.node == node
+    goes_on = there & jobs.c.state.in_(sorted(ACTIVE_STATES))
     return tuple(job_from_row(row) for row in connection.execute(WHOLE.where(goes_on).order_by(jobs.c.id)))
 
 
@@ -131,7 +147,8 @@ def job_from_row(row: Row[Any]) -> Job:
     values = {name: columns[name] for name in JOB_FIELDS}
     work = values["work"]
     values["work"] = Work(**{**work, "data": tuple(work["data"])})
-    values["resources"] = Resources(**values["resources"])
+    asked = values["resources"]
+    values["resources"] = Resources(**{**asked, "gpus": tuple(asked.get("gpus", ()))})
     values["tags"] = tuple(values["tags"])
     values["devices"] = tuple(values["devices"])
     return Job(**values)

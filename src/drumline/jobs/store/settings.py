@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, exc, func, insert, select
+from sqlalchemy import ColumnElement, Row, delete, exc, func, insert, select
 
 from drumline.errors import Conflict
 from drumline.jobs.store.connection import Database
@@ -24,21 +24,32 @@ class Settings:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def put(self, kind: DocumentKind, values: Mapping[str, Any], by: str, expected: int | None = None) -> Versioned:
+    def put(
+        self,
+        kind: DocumentKind,
+        values: Mapping[str, Any],
+        by: str,
+        expected: int | None = None,
+        *,
+        document_id: str | None = None,
+    ) -> Versioned:
         """Keep the next version of a document.
 
         expected: the version that it follows, 0 for none; raises Conflict where another one is the latest.
+        document_id: None for a new one; raises Conflict where there is one already.
         """
-        document_id = f"{kind}-{secrets.token_hex(8)}"
+        new_id = f"{kind}-{secrets.token_hex(8)}" if document_id is None else document_id
         for _ in range(TRIES):
             try:
                 with self._database.write() as connection:
+                    if connection.scalar(select(documents.c.id).where(documents.c.id == new_id)):
+                        raise Conflict(f"there is {new_id} already", "give the new one another id")
                     newest = select(func.coalesce(func.max(documents.c.version), 0)).where(documents.c.kind == kind)
                     latest = connection.scalar(newest) or 0
                     if expected is not None and expected != latest:
                         break
-                    version = Versioned(document_id, kind, latest + 1, values, time.time(), by)
-                    row = {"id": document_id, "kind": kind, "version": latest + 1, "at": version.at, "by": by}
+                    version = Versioned(new_id, kind, latest + 1, values, time.time(), by)
+                    row = {"id": new_id, "kind": kind, "version": latest + 1, "at": version.at, "by": by}
                     connection.execute(insert(documents).values(**row, content=values))
                     return version
             except exc.IntegrityError:
@@ -53,6 +64,16 @@ class Settings:
     def get(self, kind: DocumentKind, document_id: str) -> Versioned | None:
         """A document by its id."""
         return self._one(documents.c.id == document_id, kind)
+
+    def at_version(self, kind: DocumentKind, version: int) -> Versioned | None:
+        """A document as it was once; None: there is no such version."""
+        return self._one(documents.c.version == version, kind)
+
+    def forget(self, kind: DocumentKind, before: float) -> int:
+        """Remove the documents of a kind that were put before a moment; returns how many."""
+        old = delete(documents).where(documents.c.kind == kind, documents.c.at < before)
+        with self._database.write() as connection:
+            return connection.execute(old).rowcount
 
     def _one(self, condition: ColumnElement[bool], kind: DocumentKind) -> Versioned | None:
         with self._database.read() as connection:

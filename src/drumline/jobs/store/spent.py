@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import Connection, Integer, cast, delete, distinct, func, insert, select
+from sqlalchemy import Connection, Integer, case, cast, delete, func, insert, select
 
 from drumline.jobs.records import ACTIVE_STATES, Job
+from drumline.jobs.store.rows import WHOLE, job_from_row
 from drumline.jobs.store.tables import jobs, usage
-from drumline.jobs.store.values import UsageSum
+from drumline.jobs.store.values import Use, are_gpus, day_of, days_between
 
 KEPT_S = 60.0
 """How long a sum is used: on the scale of a half-life nothing."""
 
 HALF_LIVES = 7
 """Beyond which use is as good as forgotten: less than a hundredth of it would count."""
-
-GROUPS = {"owner": usage.c.owner, "day": usage.c.day, "job": usage.c.job_id}
 
 
 def write_usage(connection: Connection, job: Job, span: tuple[float, float], energy_j: float | None) -> int:
@@ -29,6 +27,7 @@ def write_usage(connection: Connection, job: Job, span: tuple[float, float], ene
     rows = []
     for day, start, stop in days_between(began, ended):
         share = (stop - start) / (ended - began) if ended > began else 1.0
+        device_s = (stop - start) * len(job.devices)
         rows.append(
             {
                 "job_id": job.id,
@@ -37,31 +36,14 @@ def write_usage(connection: Connection, job: Job, span: tuple[float, float], ene
                 "owner": job.owner,
                 "node": job.node,
                 "num_devices": len(job.devices),
-                "device_s": (stop - start) * len(job.devices),
+                "device_s": device_s,
+                "gpu_s": device_s if are_gpus(job.devices) else 0.0,
                 "energy_j": None if energy_j is None else energy_j * share,
                 "until": stop,
             }
         )
     connection.execute(insert(usage), rows)
     return len(rows)
-
-
-def days_between(began: float, ended: float) -> list[tuple[str, float, float]]:
-    """A span of time cut at midnight UTC: day, start and end of each piece; one piece at least."""
-    pieces = []
-    start = began
-    while True:
-        day = datetime.fromtimestamp(start, UTC).date()
-        midnight = datetime.combine(day + timedelta(days=1), datetime.min.time(), UTC).timestamp()
-        pieces.append((day.isoformat(), start, min(midnight, ended)))
-        if ended <= midnight:
-            return pieces
-        start = midnight
-
-
-def day_of(moment: float) -> str:
-    """The day of a moment, in UTC."""
-    return datetime.fromtimestamp(moment, UTC).date().isoformat()
 
 
 class KnownUsage:
@@ -125,15 +107,27 @@ def _running_usage(connection: Connection, node: str, now: float) -> dict[str, f
     return used
 
 
-def sum_usage(connection: Connection, by: str, span: tuple[float, float], owner: str | None) -> tuple[UsageSum, ...]:
-    """Usage of the days from span[0] to span[1], summed by one of GROUPS, in the order of its values."""
-    group = GROUPS[by]
+def read_running(connection: Connection, owner: str | None) -> tuple[Job, ...]:
+    """The jobs of all machines, or of an owner, of which an attempt goes on."""
+    goes_on = WHOLE.where(jobs.c.state.in_(sorted(ACTIVE_STATES)), jobs.c.attempt_began.is_not(None))
+    if owner is not None:
+        goes_on = goes_on.where(jobs.c.owner == owner)
+    return tuple(job_from_row(row) for row in connection.execute(goes_on))
+
+
+def read_usage(connection: Connection, span: tuple[float, float], owner: str | None) -> tuple[Use, ...]:
+    """What ended attempts took on the days from span[0] to span[1], by job and day, the newest jobs first."""
+    run_s = func.coalesce(usage.c.device_s / func.nullif(usage.c.num_devices, 0), 0.0)
+    measured = case((usage.c.energy_j.is_not(None), usage.c.device_s), else_=0.0)
+    sums = (func.sum(each) for each in (run_s, usage.c.device_s, usage.c.gpu_s, usage.c.energy_j, measured))
+    head = (jobs.c.id, jobs.c.owner, usage.c.day, jobs.c.state, jobs.c.created, jobs.c.started)
     query = (
-        select(group, func.count(distinct(usage.c.job_id)), func.sum(usage.c.device_s), func.sum(usage.c.energy_j))
+        select(*head, func.max(usage.c.attempt), *sums)
+        .join(jobs, jobs.c.id == usage.c.job_id)
         .where(usage.c.day.between(day_of(span[0]), day_of(span[1])))
-        .group_by(group)
-        .order_by(group)
+        .group_by(jobs.c.id, usage.c.day)
+        .order_by(jobs.c.created.desc(), jobs.c.id.desc(), usage.c.day)
     )
     if owner is not None:
         query = query.where(usage.c.owner == owner)
-    return tuple(UsageSum(*row) for row in connection.execute(query))
+    return tuple(Use(*row) for row in connection.execute(query))

@@ -22,7 +22,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISION = "0001"
+REVISION = "0002"
 """Of the newest migration."""
 
 VERSION_TABLE = "drumline_version"
@@ -169,6 +169,7 @@ usage = Table(
     Column("node", Words, nullable=False),
     Column("num_devices", Integer, nullable=False),
     Column("device_s", Double, nullable=False),
+    Column("gpu_s", Double, nullable=False, server_default="0"),
     Column("energy_j", Double),
     Column("until", Double, nullable=False),
     Index("usage_node", "node", "until", "owner", "device_s"),

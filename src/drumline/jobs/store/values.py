@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any, Generic, Literal, TypeVar
 
 from drumline.jobs.records import JobKind, State
@@ -22,6 +24,10 @@ class Idempotency:
     key: str
     fingerprint: str
 
+    def id_of(self, kind: str) -> str:
+        """The id of what the request makes: another request with the same key can make no other one."""
+        return f"{kind}-" + hashlib.sha256(f"{self.owner}\n{self.key}".encode()).hexdigest()[:16]
+
 
 @dataclass(frozen=True)
 class JobFilter:
@@ -31,6 +37,9 @@ class JobFilter:
     states: frozenset[State] = frozenset()
     """Empty: any."""
     kind: JobKind | None = None
+    not_kind: JobKind | None = None
+    has_begun: Literal[True] | None = None
+    """Those that run, have run or have ended: none that wait for their first devices."""
     tag: str | None = None
     user_id: str | None = None
     training_type: str | None = None
@@ -40,6 +49,30 @@ class JobFilter:
     """Before this moment."""
     text: str | None = None
     """Part of its id, name, model's name, user_id or a tag, in any case of letters."""
+
+
+@dataclass(frozen=True)
+class KeyFilter:
+    """Which keys are listed: those to which all that is given applies."""
+
+    owner: str | None = None
+    role: Role | None = None
+    valid_at: float | None = None
+    """Those that open something at this moment."""
+
+
+@dataclass(frozen=True)
+class AuditFilter:
+    """Which audit events are listed: those to which all that is given applies."""
+
+    who: str | None = None
+    """An owner, the id of a key, or both as Audit.who has them."""
+    events: frozenset[str] = frozenset()
+    """Empty: any."""
+    after: float | None = None
+    """Not before this moment."""
+    before: float | None = None
+    """Before this moment."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +145,48 @@ class Beat:
 
 
 @dataclass(frozen=True)
-class UsageSum:
-    """What all attempts of one group took."""
+class Use:
+    """What attempts of one job took on one day."""
 
-    group: str
-    """An owner, a day or a job's id."""
-    num_jobs: int
+    job_id: str
+    owner: str
+    day: str
+    """UTC, as 2026-01-02."""
+    state: State
+    """Of the job, now."""
+    created: float
+    started: float | None
+    attempt: int
+    """The newest of the attempts."""
+    run_s: float
     device_s: float
+    """Seconds times devices."""
+    gpu_s: float
+    """The same of those that are GPUs."""
     energy_j: float | None
+    """Of those attempts that were measured; None where none was."""
+    measured_device_s: float
+    """Those of device_s that energy_j is of."""
+
+
+def are_gpus(devices: Iterable[str]) -> bool:
+    """Whether a job's devices are GPUs; else they are slots of a machine without any, or it has none."""
+    return any(not device.startswith("cpu:") for device in devices)
+
+
+def days_between(began: float, ended: float) -> list[tuple[str, float, float]]:
+    """A span of time cut at midnight UTC: day, start and end of each piece; one piece at least."""
+    pieces = []
+    start = began
+    while True:
+        day = datetime.fromtimestamp(start, UTC).date()
+        midnight = datetime.combine(day + timedelta(days=1), datetime.min.time(), UTC).timestamp()
+        pieces.append((day.isoformat(), start, min(midnight, ended)))
+        if ended <= midnight:
+            return pieces
+        start = midnight
+
+
+def day_of(moment: float) -> str:
+    """The day of a moment, in UTC."""
+    return datetime.fromtimestamp(moment, UTC).date().isoformat()

@@ -5,9 +5,9 @@ import { card, options } from "./parts.js";
 import { follow } from "./stream.js";
 import { streamState } from "./stream_state.js";
 
-const MOST_LINES = 5000; // in the page; the whole file is behind the link
+const MOST_LINES = 5000; // in the page; all of them are behind the link, page by page
 
-/** Section with one of the job's logs; ranks(n) says how many processes have one. workers: of a prediction. */
+/** Section with one of the job's logs; sources(names) says which have been written. workers: of a prediction. */
 export function jobLog(id, { workers = false } = {}) {
   const text = el("pre", { class: "log", tabindex: "0", role: "log", "aria-live": "off", "aria-label": "Log" });
   const source = el("select", { id: "log-source" });
@@ -16,22 +16,20 @@ export function jobLog(id, { workers = false } = {}) {
   const cut = el("p", { class: "muted" });
   const state = streamState();
   followed.checked = true;
-  let number = null;
+  let offered = null;
   let stop = null;
-  let lines = 0;
 
   function begin() {
     if (stop) stop();
     empty();
-    put(cut, "");
-    const path = withQuery(jobPath(id, "/logs"), { source: source.value });
-    whole.href = new URL(path, document.baseURI).href;
-    stop = follow(path, add, state.set);
+    const path = (query) => withQuery(jobPath(id, "/logs"), { source: source.value, ...query });
+    whole.href = new URL(path(), document.baseURI).href;
+    stop = follow(path({ tail: MOST_LINES }), add, state.set);
   }
 
   function empty() {
     text.replaceChildren();
-    lines = 0;
+    put(cut, "");
   }
 
   function add(events) {
@@ -42,15 +40,12 @@ export function jobLog(id, { workers = false } = {}) {
         empty();
       } else if (event.event === "line") {
         piece.append(el("span", {}, `${visible(JSON.parse(event.data))}\n`));
-        lines += 1;
       }
     }
     text.append(piece);
     const much = text.childElementCount - MOST_LINES;
-    if (much > 0) {
-      for (let index = 0; index < much; index += 1) text.firstChild.remove();
-      put(cut, `The last ${MOST_LINES.toLocaleString("en")} of ${lines.toLocaleString("en")} lines are shown.`);
-    }
+    for (let index = 0; index < much; index += 1) text.firstChild.remove();
+    if (much >= 0) put(cut, `The last ${MOST_LINES.toLocaleString("en")} lines are shown.`);
     if (followed.checked) text.scrollTop = text.scrollHeight;
   }
 
@@ -61,12 +56,12 @@ export function jobLog(id, { workers = false } = {}) {
     else if (atEnd) followed.checked = true;
   }
 
-  function ranks(count) {
-    if (count === number) return;
-    number = count;
+  function sources(names) {
+    const numbered = names.map((name) => /^(rank|worker)_(\d+)$/.exec(name)).filter(Boolean);
+    if (numbered.length === offered) return; // logs come, and none goes
+    offered = numbered.length;
     const chosen = source.value || "command";
-    const [stem, word] = workers ? ["worker", "Worker"] : ["rank", "Process"];
-    const each = Array.from({ length: count }, (_, rank) => [`${stem}_${rank}`, `${word} ${rank}`]);
+    const each = numbered.map(([name, kind, number]) => [name, `${kind === "rank" ? "Process" : "Worker"} ${number}`]);
     const launcher = workers ? [] : [["launcher", "Launcher"]];
     source.replaceChildren(...options([["command", "Command"], ...launcher, ...each]));
     source.value = chosen;
@@ -77,7 +72,7 @@ export function jobLog(id, { workers = false } = {}) {
   followed.addEventListener("change", () => {
     if (followed.checked) text.scrollTop = text.scrollHeight;
   });
-  ranks(1);
+  sources([]);
   begin();
   return {
     whole: card("Log", [text, cut], {
@@ -89,7 +84,7 @@ export function jobLog(id, { workers = false } = {}) {
         whole,
       ],
     }),
-    ranks,
+    sources,
     stop: () => stop(),
   };
 }

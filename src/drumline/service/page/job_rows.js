@@ -46,8 +46,14 @@ export function fillProgress(cell, job) {
   put(words, progressWords(job));
 }
 
+/** Why a job waits, and its place in the queue of the machine. */
+export function waitWords(job) {
+  const why = job.waits_for || "Waits for its turn";
+  return job.position ? `Place ${integer(job.position)} in the queue: ${why}` : why;
+}
+
 function progressWords(job) {
-  if (job.state === "queued") return job.waits_for || "Waits for its turn";
+  if (job.state === "queued") return waitWords(job);
   if (hasEnded(job)) return job.state === "succeeded" ? "" : firstSentence(job.message);
   const { step, num_steps: all, eta_s: left } = job.progress;
   if (predicts(job)) return rowWords(job);

@@ -58,9 +58,10 @@ async function load(id, signal) {
 
 async function loadRecords(id, signal) {
   const records = [];
-  let after = 0;
+  let after = null;
   for (let page = 0; page < MOST_PAGES; page += 1) {
     const piece = await ask(withQuery(jobPath(id, "/metrics"), { after, limit: 1000 }), { signal });
+    if (piece.rewritten) records.length = 0; // a resumed run drops the updates that it makes again
     records.push(...piece.records);
     if (piece.done || piece.next === after) break; // a run that goes on is drawn as far as it is
     after = piece.next;

@@ -2,7 +2,7 @@
 import { ask, withQuery } from "./api.js";
 import { chart, curve } from "./charts.js";
 import { el, put, show } from "./dom.js";
-import { duration, energy, integer, money, NONE, number, percent } from "./format.js";
+import { count, duration, energy, integer, money, NONE, number, percent, rate } from "./format.js";
 import { jobAddress } from "./job_rows.js";
 import { card, emptyBox, facts, heading, labelled, options, problemBox, skeleton, table } from "./parts.js";
 import { poll } from "./poll.js";
@@ -15,6 +15,7 @@ const TILES = {
   queue: "Usual wait",
   goodput: "Goodput",
 };
+const LISTED = 500; // as many as the service tells of one by one
 const MOST_JOBS = 20;
 
 const sumColumns = (name, label) => [
@@ -23,6 +24,10 @@ const sumColumns = (name, label) => [
   { name: "device", label: "Device hours", number: true },
   { name: "energy", label: "Energy", number: true },
   { name: "cost", label: "Cost", number: true },
+  { name: "queue", label: "Usual wait", number: true },
+  { name: "rate", label: "Mean rate", number: true },
+  { name: "mfu", label: "MFU", number: true },
+  { name: "goodput", label: "Goodput", number: true },
 ];
 
 const hours = (seconds) => (typeof seconds === "number" ? `${number(seconds / 3600, 3)} h` : NONE);
@@ -41,19 +46,22 @@ export function open(main) {
     { name: "energy", label: "Energy", number: true },
     { name: "cost", label: "Cost", number: true },
   ]);
+  const fewRated = el("p", { class: "hint" });
+  const fewListed = el("p", { class: "hint" });
   const days = chart("Device hours of each day", "bar");
   const body = el(
     "div",
     { class: "body" },
-    el("section", { class: "card", "aria-label": "Sums" }, tiles.list),
+    el("section", { class: "card", "aria-label": "Sums" }, tiles.list, fewRated),
     card("Device hours by day", [days.whole]),
-    el("div", { class: "columns" }, card("By owner", [byOwner.whole]), card("By day", [byDay.whole])),
-    card("Newest jobs that took most", [byJob.whole]),
+    card("By owner", [byOwner.whole]),
+    card("By day", [byDay.whole]),
+    card("Newest jobs that took most", [fewListed, byJob.whole]),
   );
   const none = el(
     "section",
     { class: "card" },
-    emptyBox("No job has used a device yet.", el("a", { class: "button main", href: "#/new" }, "Start a fine-tuning")),
+    emptyBox("No job has used a device in this time.", el("a", { class: "button main", href: "#/new" }, "Start a fine-tuning")),
   );
   for (const each of [body, none]) show(each, false);
   const period = labelled(
@@ -75,13 +83,13 @@ export function open(main) {
   function done(answer) {
     problem.clear();
     waiting.remove();
-    const { total, accounts_by_owner: owners, accounts_by_day: everyDay, by_job: jobs, currency } = answer;
+    const { total, by_owner: owners, by_day: everyDay, by_job: jobs, currency } = answer;
     show(body, total.jobs > 0);
     show(none, total.jobs === 0);
     tiles.set({
       jobs: integer(total.jobs),
       device: hours(total.device_s),
-      energy: energy(total.energy_j),
+      energy: measured(total),
       cost: money(total.cost, currency),
       queue: duration(total.queue_p50_s),
       goodput: percent(total.goodput),
@@ -92,6 +100,10 @@ export function open(main) {
         put(cells[name], key);
         put(cells.jobs, integer(sums.jobs));
         fillSums(cells, sums, currency);
+        put(cells.queue, duration(sums.queue_p50_s));
+        put(cells.rate, rates(sums.units_per_s));
+        put(cells.mfu, percent(sums.mfu));
+        put(cells.goodput, percent(sums.goodput));
       };
     byOwner.update(Object.entries(owners), ([key]) => key, fill("owner"));
     byDay.update(
@@ -99,6 +111,14 @@ export function open(main) {
       ([key]) => key,
       fill("day"),
     );
+    const all = count(total.jobs, "job");
+    const rated = `Rates, MFU and goodput are of the newest ${integer(answer.looked_at)} of ${all}. `;
+    put(fewRated, answer.truncated ? `${rated}So are costs, where the service has no price.` : "");
+    show(fewRated, answer.truncated);
+    const shown = Math.min(MOST_JOBS, jobs.length);
+    const chosen = `The ${shown} that took most, of the newest ${integer(jobs.length)} of ${all}.`;
+    put(fewListed, chosen);
+    show(fewListed, shown < total.jobs);
     // The newest ones are told of; of those the ones that took most.
     const most = [...jobs].sort((a, b) => b.device_s - a.device_s).slice(0, MOST_JOBS);
     byJob.update(
@@ -126,7 +146,7 @@ export function open(main) {
 
   const look = poll(
     () => 30,
-    (choice) => ask(withQuery("multigpu/performance/metrics", { days: period.field.value, limit: 500 }), choice),
+    (choice) => ask(withQuery("multigpu/performance/metrics", { days: period.field.value, limit: LISTED }), choice),
     done,
     (error) => {
       waiting.remove();
@@ -139,8 +159,20 @@ export function open(main) {
   };
 }
 
+/** Energy, and of how much of the time it is where that is not all. */
+function measured({ energy_j: joules, measured_device_s: known, device_s: whole }) {
+  if (joules === null) return "not measured";
+  const share = whole > 0 ? known / whole : 1;
+  return share < 0.995 ? `${energy(joules)} (of ${percent(share)} of the time)` : energy(joules);
+}
+
+function rates(byUnit) {
+  const means = Object.entries(byUnit).map(([unit, mean]) => rate(mean, unit));
+  return means.join(", ") || NONE;
+}
+
 function fillSums(cells, sums, currency) {
   put(cells.device, hours(sums.device_s));
-  put(cells.energy, energy(sums.energy_j || null));
+  put(cells.energy, measured(sums));
   put(cells.cost, money(sums.cost, currency));
 }

@@ -19,7 +19,7 @@ import {
 import { jobActions } from "./job_actions.js";
 import { jobCharts } from "./job_charts.js";
 import { jobLog } from "./job_log.js";
-import { askedDevices, jobAddress, predicts, rateOf, shareOf, shortDevice } from "./job_rows.js";
+import { askedDevices, jobAddress, predicts, rateOf, shareOf, shortDevice, waitWords } from "./job_rows.js";
 import { badge, bar, card, facts, heading, problemBox, setBadge, setBar, skeleton, table } from "./parts.js";
 import { poll } from "./poll.js";
 
@@ -145,7 +145,7 @@ function bodyOf(job, session, changed, failed) {
     for (const [name, text] of Object.entries(factValues(now))) more.show(name, text !== "");
     fillLink(more.value("retry_of"), now.retry_of);
     fillAnswers(more.value("output"), now);
-    log.ranks(typeof now.resources.devices === "number" ? Math.max(now.devices.length, 1) : now.devices.length || 1);
+    log.sources(now.log_sources ?? []);
     if (checkpoints === null) {
       const kept = now.state !== "succeeded" && now.progress.rows_done > 0 ? 1 : 0;
       actions.set(now, kept);
@@ -177,12 +177,12 @@ function bodyOf(job, session, changed, failed) {
 /** Why it waits, why it ended, and what can be done about it. */
 function fillWhy(place, job) {
   const words =
-    job.state === "queued" ? job.waits_for || "Waits for its turn." : job.state === "succeeded" ? "" : job.message;
-  show(place, Boolean(words));
+    job.state === "queued" ? waitWords(job) : job.state === "succeeded" ? "" : job.message;
   place.classList.toggle("bad", ["failed", "timed_out", "lost"].includes(job.state));
   put(place.firstChild, words);
-  put(place.lastChild, job.state === "queued" ? "" : job.fix);
+  put(place.lastChild, [job.state === "queued" ? "" : job.fix, job.note].filter(Boolean).join(" "));
   show(place.lastChild, place.lastChild.textContent !== "");
+  show(place, place.textContent !== "");
 }
 
 function tileValues(job) {
@@ -283,6 +283,10 @@ function checkpointCard(id) {
     whenKnown: (listener) => told.splice(0, told.length, listener),
     update(job, before) {
       const ended = hasEnded(job);
+      if (job.note) {
+        put(none, job.note); // they are on another machine
+        return count;
+      }
       if (!before || before.state !== job.state || (!ended && Date.now() >= due)) {
         due = Date.now() + 10000;
         load().catch((error) => put(none, error.message));

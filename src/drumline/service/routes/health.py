@@ -9,13 +9,11 @@ from fastapi import APIRouter
 from pydantic import Field
 
 from drumline.errors import Busy
+from drumline.jobs.silence import SILENT_S
 from drumline.service.guarded import open_router
 from drumline.service.problems import responses
 from drumline.service.state import Service, TheService
 from drumline.service.views import View
-
-SILENT_S = 30.0
-"""After which a supervisor that has given no sign of life is told of: it gives one every two seconds."""
 
 
 class HealthView(View):

@@ -11,15 +11,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from drumline.jobs.records import JobKind, State
 from drumline.jobs.requests import JobRequest
 from drumline.jobs.store import JobFilter
+from drumline.service.details import detail_of
 from drumline.service.etags import NOT_CHANGED, tagged
 from drumline.service.guarded import guarded_router
-from drumline.service.history import training_history
-from drumline.service.idempotency import IdempotencyKey, idempotency_of
+from drumline.service.idempotency import IdempotencyKey, Repeated, idempotency_of
 from drumline.service.paths import JobId
 from drumline.service.problems import Answers, responses
 from drumline.service.state import TheBase, TheService, TheWho
 from drumline.service.times import parse_time
-from drumline.service.views import JobDetail, JobList, JobView, job_detail, job_values, job_view
+from drumline.service.views import JobDetail, JobList, JobView, job_values, job_view
 
 Label = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 TAKEN: Answers = {
@@ -107,16 +107,14 @@ def _add_reading(routes: APIRouter) -> None:
     ) -> Response:
         """Jobs, the newest first: one's own, or of an admin everybody's."""
         page = service.board.find(filter_of(query), who, cursor=query.cursor, limit=query.limit)
-        items = [job_values(job, base) for job in page.items]
+        places = service.board.queue.places(page.items)
+        items = [job_values(job, base, places.get(job.id)) for job in page.items]
         return tagged(request, {"items": items, "next": page.next_cursor, "total": page.total})
 
     @routes.get("/jobs/{job_id}", response_model=JobDetail, responses={**NOT_CHANGED, **responses(404)})
     def get_job(job_id: JobId, request: Request, service: TheService, who: TheWho, base: TheBase) -> Response:
         """One job: how far it is, and what became of it."""
-        job = service.board.get(job_id, who)
-        learns = job.work.kind != "infer"
-        history = training_history(service.board.folder(job) / "run") if job.has_ended and learns else None
-        return tagged(request, job_detail(job, base, history))
+        return tagged(request, detail_of(service.board, service.board.get(job_id, who), base))
 
 
 def _add_changes(routes: APIRouter) -> None:
@@ -131,12 +129,12 @@ def _add_changes(routes: APIRouter) -> None:
     ) -> JobView:
         """Ask for a job: a whole RunConfig (kind train), a model and data (finetune), or a model and rows (infer)."""
         job = service.board.submit(body, who, idempotency_of(key, who, "jobs", body))
-        view = job_view(job, base)
+        view = job_view(job, base, service.board.queue.places([job]).get(job.id))
         response.headers["Location"] = view.links.self
         return view
 
     @routes.post("/jobs/{job_id}/cancel", status_code=202, responses=responses(404))
-    def cancel_job(job_id: JobId, service: TheService, who: TheWho, base: TheBase) -> JobView:
+    def cancel_job(job_id: JobId, service: TheService, who: TheWho, base: TheBase, _key: Repeated = None) -> JobView:
         """Let a job save and stop. One that has ended stays as it is."""
         return job_view(service.board.cancel(job_id, who), base)
 
@@ -154,7 +152,7 @@ def _add_changes(routes: APIRouter) -> None:
         wanted = RetryRequest() if body is None else body
         once = idempotency_of(key, who, f"retry {job_id}", wanted)
         job = service.board.retry(job_id, who, from_checkpoint=wanted.from_checkpoint, idempotency=once)
-        view = job_view(job, base)
+        view = job_view(job, base, service.board.queue.places([job]).get(job.id))
         response.headers["Location"] = view.links.self
         return view
 

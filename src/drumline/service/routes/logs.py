@@ -11,18 +11,19 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 
-from drumline.jobs.keeper_files import log_of, run_of
+from drumline.jobs.keeper_files import run_of
 from drumline.jobs.records import Job
 from drumline.jobs.requests import Who
 from drumline.manifest import MANIFEST, checkpoints_of
 from drumline.rundir import RunDir, read_json
 from drumline.service.etags import NOT_CHANGED, tagged
 from drumline.service.guarded import guarded_router
+from drumline.service.job_logs import LOG_SOURCE, log_path
 from drumline.service.paths import JobId
 from drumline.service.problems import Answers
 from drumline.service.state import Service, TheService, TheWho, caller_of
 from drumline.service.streams import Source
-from drumline.service.tails import Place, as_record, as_text, read_piece
+from drumline.service.tails import PLACE, Place, as_record, as_text, place_of_tail, read_piece
 from drumline.service.views import (
     CheckpointList,
     CheckpointView,
@@ -35,7 +36,6 @@ from drumline.service.views import (
 )
 
 EVENT_STREAM = "text/event-stream"
-LOG_SOURCE = r"^(command|launcher|(rank|worker)_[0-9]{1,6})$"
 STREAM_HEADERS = {"Cache-Control": "no-cache, no-transform", "X-Accel-Buffering": "no"}
 STREAM: Answers = {
     **NOT_CHANGED,
@@ -45,13 +45,18 @@ STREAM: Answers = {
         "content": {EVENT_STREAM: {"schema": {"type": "string"}}},
     },
 }
-OFFSET = 2**53
+MOST_TAIL = 10_000
 
 
 class PageQuery(BaseModel):
     """Which part of a file."""
 
-    after: int = Field(0, ge=0, le=OFFSET, description="`next` of the page before.")
+    after: str | None = Field(
+        None,
+        pattern=PLACE,
+        description="`next` of the page before. A bare number is bytes from the file's beginning, whichever file that "
+        "is now: where it has begun anew it may be within a line.",
+    )
     limit: int = Field(200, ge=1, le=1000, description="Most of an answer that is no stream.")
 
 
@@ -61,7 +66,13 @@ class LogQuery(PageQuery):
     source: str = Field(
         "command",
         pattern=LOG_SOURCE,
-        description="command, launcher, or rank_0, rank_1, …; worker_0, … of a prediction",
+        description="command, launcher, or rank_0, rank_1, …; worker_0, … of a prediction; see log_sources of the job",
+    )
+    tail: int | None = Field(
+        None,
+        ge=1,
+        le=MOST_TAIL,
+        description="Where neither `after` nor Last-Event-ID says more: begin with the last lines, so many of them.",
     )
 
 
@@ -72,8 +83,13 @@ LastEventId = Annotated[
 
 def router() -> APIRouter:
     """The routes of what a run writes."""
-    routes = guarded_router("jobs", statuses=(404,))
+    routes = guarded_router("jobs", statuses=(404, 409))
+    _add_growing(routes)
+    _add_whole(routes)
+    return routes
 
+
+def _add_growing(routes: APIRouter) -> None:
     @routes.get("/jobs/{job_id}/logs", response_model=LinesPage, responses=STREAM)
     async def job_logs(
         job_id: JobId,
@@ -86,7 +102,10 @@ def router() -> APIRouter:
         """A log of a job: of its commands, its launcher or one rank."""
         job, folder = await run_in_threadpool(_find, service, job_id, who)
         source = Source(log_path(folder, query.source), job.id, False, service.has_ended)
-        return await _answer(request, service, job, source, query, last)
+        place = _place(request, query, last)
+        if place is None and query.tail is not None:
+            place = await run_in_threadpool(place_of_tail, source.path, query.tail, is_final=job.has_ended)
+        return await _answer(request, service, job, source, query.limit, place)
 
     @routes.get("/jobs/{job_id}/metrics", response_model=RecordsPage, responses=STREAM)
     async def job_metrics(
@@ -100,7 +119,7 @@ def router() -> APIRouter:
         """Log lines and evaluations of a job's run, as its metrics.jsonl has them."""
         job, folder = await run_in_threadpool(_find, service, job_id, who)
         source = Source(run_of(folder).metrics, job.id, True, service.has_ended)
-        return await _answer(request, service, job, source, query, last)
+        return await _answer(request, service, job, source, query.limit, _place(request, query, last))
 
     @routes.get("/jobs/{job_id}/events", response_model=RecordsPage, responses=STREAM)
     async def job_events(
@@ -114,8 +133,10 @@ def router() -> APIRouter:
         """What happened in a job's run: start, warnings, evaluations, saves, end."""
         job, folder = await run_in_threadpool(_find, service, job_id, who)
         source = Source(run_of(folder).events, job.id, True, service.has_ended)
-        return await _answer(request, service, job, source, query, last)
+        return await _answer(request, service, job, source, query.limit, _place(request, query, last))
 
+
+def _add_whole(routes: APIRouter) -> None:
     @routes.get("/jobs/{job_id}/config", response_model=ConfigView, responses=NOT_CHANGED)
     def job_config(job_id: JobId, request: Request, service: TheService, who: TheWho) -> Response:
         """A job's settings as they were asked for, and as its run resolved them."""
@@ -127,18 +148,6 @@ def router() -> APIRouter:
         """The complete checkpoints of a job's run, the newest first."""
         _, folder = _find(service, job_id, who)
         return tagged(request, CheckpointList(items=checkpoints(run_of(folder))))
-
-    return routes
-
-
-def log_path(folder: Path, source: str) -> Path:
-    """The file of a log."""
-    if source == "command":
-        return log_of(folder)
-    run = run_of(folder)
-    if source.startswith("worker_"):
-        return run.logs / f"{source}.log"
-    return run.logs / "agent.log" if source == "launcher" else run.log_of(int(source.removeprefix("rank_")))
 
 
 def config_view(job: Job, run: RunDir) -> ConfigView:
@@ -157,28 +166,37 @@ def checkpoints(run: RunDir) -> list[CheckpointView]:
 
 def _find(service: Service, job_id: str, who: Who) -> tuple[Job, Path]:
     job = service.board.get(job_id, who)
-    return job, service.board.folder(job)
+    return job, service.board.files(job)
+
+
+def _wants_stream(request: Request) -> bool:
+    return EVENT_STREAM in request.headers.get("accept", "")
+
+
+def _place(request: Request, query: PageQuery, last: str | None) -> Place | None:
+    """Where somebody goes on; None: they begin."""
+    said = last if last is not None and _wants_stream(request) else query.after
+    return None if said is None else Place.parse(said)
 
 
 async def _answer(
-    request: Request, service: Service, job: Job, source: Source, query: PageQuery, last: str | None
+    request: Request, service: Service, job: Job, source: Source, limit: int, place: Place | None
 ) -> Response:
     """A stream where Accept names it, else a page."""
-    if EVENT_STREAM in request.headers.get("accept", ""):
+    place = place or Place()
+    if _wants_stream(request):
         service.streams.check_room()
-        place = Place.parse(last) if last is not None else Place(query.after)
         caller = caller_of(request)
         events = service.streams.follow(
             source, place, has_ended=job.has_ended, is_valid=lambda: service.access.is_valid(caller)
         )
         return StreamingResponse(events, headers=STREAM_HEADERS, media_type=EVENT_STREAM)
     has_ended = job.has_ended
-    place = Place(query.after)
     piece = await run_in_threadpool(
-        read_piece, source.path, place, most=query.limit, is_final=has_ended, longest=source.longest
+        read_piece, source.path, place, most=limit, is_final=has_ended, longest=source.longest
     )
     view: View
-    told = {"next": piece.place.offset, "done": has_ended and piece.at_end, "rewritten": piece.is_rewritten}
+    told = {"next": str(piece.place), "done": has_ended and piece.at_end, "rewritten": piece.is_rewritten}
     if source.is_records:
         records = [record for line, _ in piece.lines if (record := as_record(line)) is not None]
         view = RecordsPage(records=records, **told)

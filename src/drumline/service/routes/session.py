@@ -10,11 +10,11 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from drumline.errors import Unauthorized
-from drumline.jobs.requests import Role
+from drumline.jobs.requests import Role, Who
 from drumline.jobs.store import Key
 from drumline.service.access import COOKIE, Caller, find_key, hash_of
 from drumline.service.guarded import guarded_router, open_router
-from drumline.service.state import TheBase, TheService, TheWho, caller_of
+from drumline.service.state import Service, TheBase, TheService, TheWho, caller_of
 from drumline.service.views import View, timestamp
 
 
@@ -54,9 +54,7 @@ def router() -> APIRouter:
     ) -> SessionView:
         """Log in with an API key: the answer sets a cookie. Changes by cookie need the header X-Drumline: 1."""
         now = time.time()
-        key = find_key(service.store, body.key.strip(), "key", now)
-        if key is None:
-            raise Unauthorized("the API key is unknown, revoked or past its end", "see that it was copied whole")
+        key = _key_of(body, request, service, now)
         lasts_s = service.config.access.session_hours * 3600
         expires = now + lasts_s if key.expires is None else min(now + lasts_s, key.expires)
         secret = secrets.token_urlsafe(32)
@@ -65,7 +63,7 @@ def router() -> APIRouter:
         service.store.keys.add(
             Key(session_id, hash_of(secret), key.owner, key.role, now, kind="session", expires=expires, parent=key.id)
         )
-        service.store.log.audit("login", f"{key.owner} ({key.id})", session_id, now)
+        service.board.note("login", Who(key.owner, key.role, key.id), session_id)
         response.set_cookie(
             COOKIE,
             secret,
@@ -95,8 +93,19 @@ def router() -> APIRouter:
         """Log out: the cookie opens nothing any more. Of who came with a key itself nothing changes."""
         if caller.session is not None:
             service.store.keys.revoke(caller.session, time.time())
+            service.board.note("logout", caller.who, caller.session)
         response.delete_cookie(COOKIE, path=base or "/", httponly=True, samesite="strict")
 
     routes.include_router(open_routes)
     routes.include_router(guarded)
     return routes
+
+
+def _key_of(body: LoginRequest, request: Request, service: Service, now: float) -> Key:
+    """The key of a login. Raises Unauthorized, which the audit log then has."""
+    key = find_key(service.store, body.key.strip(), "key", now)
+    if key is None:
+        address = request.client.host if request.client is not None else None
+        service.access.note_refused(address, "login_refused", body.key.strip())
+        raise Unauthorized("the API key is unknown, revoked or past its end", "see that it was copied whole")
+    return key

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from drumline.errors import ConfigError
-from drumline.jobs.defaults import GPUConfig, changed, devices_from, parallel_from, settings_from
+from drumline.jobs.defaults import GPUConfig, changed, devices_from, gpus_named, parallel_from, settings_from
 from drumline.jobs.finetuning_settings import as_settings
 from drumline.jobs.requests import JobRequest, ResourcesRequest
 from drumline.service.routes.multigpu.requests import DatasetConfig, DistributedRequest, TrainingRequest
@@ -18,12 +18,19 @@ BESIDE_A_PLAN = frozenset({"config_id", "user_id", "training_type", "name", "tag
 
 
 def job_request(
-    body: TrainingRequest, method: Method, defaults: GPUConfig, *, has_gpus: bool, complete: bool = True
+    body: TrainingRequest,
+    method: Method,
+    defaults: GPUConfig,
+    *,
+    has_gpus: bool,
+    indexes: Callable[[], Mapping[int, str]],
+    complete: bool = True,
 ) -> JobRequest:
     """The job that a body asks for under /multigpu/training/{method}.
 
-    defaults: what holds where the body says nothing. complete: whether model and data must be said. Raises ConfigError
-    for what cannot be meant.
+    defaults: what holds where the body says nothing. indexes: UUIDs of the machine's GPUs by nvidia-smi's index.
+    complete: whether model and data must be said. Raises ConfigError for what cannot be meant, and HardwareError for
+    GPUs that are not there.
     """
     _same_type(body, method)
     if complete and (body.model_name is None or body.dataset_config is None):
@@ -34,6 +41,8 @@ def job_request(
         gpu = changed(defaults, body.gpu_config.model_dump(exclude_unset=True))
     dataset = body.dataset_config or DatasetConfig()
     said = _said(body.training_config, dataset)
+    named = [] if body.gpu_config is None else body.gpu_config.gpu_ids
+    gpus = gpus_named(named, indexes()) if named else []
     elastic = body.resources is not None and body.resources.min_devices is not None
     settings = {**settings_from(gpu, set(said), has_gpus=has_gpus, elastic=elastic), **said}
     if method == "dataparallel":
@@ -51,7 +60,7 @@ def job_request(
         columns=dataset.columns,
         settings=settings,
         parallel=parallel,
-        resources=_resources(body, gpu, settings, method, has_gpus=has_gpus),
+        resources=_resources(body, gpu, settings, method, gpus, has_gpus=has_gpus),
         name=body.name,
         tags=body.tags,
         user_id=body.user_id,
@@ -106,11 +115,21 @@ def _said(training_config: dict[str, Any], dataset: DatasetConfig) -> dict[str, 
 
 
 def _resources(
-    body: TrainingRequest, gpu: GPUConfig, settings: dict[str, Any], method: Method, *, has_gpus: bool
-) -> ResourcesRequest | None:
+    body: TrainingRequest,
+    gpu: GPUConfig,
+    settings: dict[str, Any],
+    method: Method,
+    gpus: list[str],
+    *,
+    has_gpus: bool,
+) -> ResourcesRequest:
     """What the job needs: as resources say, else world_size, the GPUs that were named, or what the defaults say."""
     world_size = body.world_size if isinstance(body, DistributedRequest) else None
     asked = ResourcesRequest() if body.resources is None else body.resources
+    if gpus and asked.gpus:
+        raise ConfigError("gpu_config.gpu_ids and resources.gpus both name GPUs", "say one of the two")
+    if gpus:
+        asked = asked.model_copy(update={"gpus": gpus})
     if "devices" in asked.model_fields_set or asked.min_devices is not None:
         if world_size is not None and asked.devices not in ("auto", world_size):
             raise ConfigError(
@@ -118,22 +137,13 @@ def _resources(
             )
         if world_size is None:
             return asked
-    named = None if body.gpu_config is None else _named(body.gpu_config.gpu_ids)
     devices: int | Literal["auto"] = devices_from(gpu)
     if world_size is not None:
         devices = world_size
     elif settings.get("parallel.kind") == "single":
         devices = 1
-    elif has_gpus and named and devices == "auto":
-        devices = len(named)
+    elif gpus and devices == "auto":
+        devices = len(gpus)
     elif not has_gpus and method == "dataparallel":
         devices = 1  # its replicas take turns on the CPU, in one process
     return asked.model_copy(update={"devices": devices})
-
-
-def _named(gpu_ids: Sequence[int | str]) -> list[str]:
-    names = [str(each) for each in gpu_ids]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigError(f"gpu_ids names {', '.join(twice)} twice", "name each GPU once")
-    return names

@@ -14,7 +14,7 @@ Status = Literal["ok", "degraded", "failing"]
 class Check(View):
     """One thing that was looked at."""
 
-    name: str = Field(description="supervisor, store, disk, driver or gpus.", examples=["store"])
+    name: str = Field(description="store, supervisor, nodes, disk, driver or gpus.", examples=["store"])
     status: Status
     message: str = Field("", description="What is wrong, or what is there.", examples=["sqlite answers in 1 ms"])
     fix: str = ""

@@ -65,7 +65,7 @@ def tested(service: Service, who: Who, body: GpuTestRequest) -> GpuTestView:
     skipped |= {result.uuid: told_to(who, result.message) or "" for result in results if result.name == "free"}
     failed = [result for result in results if result.status == "fail"]
     done = [uuid for uuid in chosen if uuid not in skipped]
-    service.store.log.audit("gpu.test", who.owner, f"{len(done)} GPUs, {len(failed)} failures", time.time())
+    service.board.note("gpu.test", who, f"{len(done)} GPUs, {len(failed)} failures")
     return GpuTestView(
         success=not failed,
         tested=done,

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 
 import yaml
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from drumline.jobs.records import Job
+from drumline.jobs.records import Job, JobKind, State
+from drumline.jobs.store import JobFilter
 from drumline.rundir import RunDir
 from drumline.service.etags import tagged
 from drumline.service.problems import responses
 from drumline.service.routes.jobs import JobQuery, filter_of
 from drumline.service.state import Service, TheBase, TheService, TheWho
-from drumline.service.usage import usage_of
+from drumline.service.usage import rates_of
 from drumline.service.views import JobView, View, finite, job_view
 
 MOST_COMPARED = 20
@@ -30,6 +32,12 @@ KNOWN: dict[int | str, dict[str, Any]] = {304: {"description": "It is as If-None
 class HistoryQuery(JobQuery):
     """Which trainings are listed, and which are compared."""
 
+    state: list[State] = Field(
+        default=[],
+        max_length=9,
+        description="One of these; left out: all that have begun or ended, and none that waits for its first devices.",
+    )
+    kind: JobKind | None = Field(None, description="Left out: all that learn, which leaves predictions (infer) out.")
     compare: list[JobName] = Field(
         default=[], max_length=MOST_COMPARED, description="Ids of trainings that are put beside each other."
     )
@@ -67,7 +75,7 @@ class ComparisonView(View):
 
 
 class HistoryView(View):
-    """Trainings, the newest first."""
+    """Trainings that have begun or ended, the newest first."""
 
     items: list[JobView] = Field(description="With best_loss, training_time and gpu_stats once they have ended.")
     next: str | None = Field(None, description="For `cursor`, to have those that follow; null at the end.")
@@ -88,13 +96,21 @@ def add(routes: APIRouter) -> None:
         request: Request, query: Annotated[HistoryQuery, Query()], service: TheService, who: TheWho, base: TheBase
     ) -> Response:
         """What was trained, and what came of it; `compare` puts some of it beside each other."""
-        page = service.board.find(filter_of(query), who, cursor=query.cursor, limit=query.limit)
+        page = service.board.find(history_filter(query), who, cursor=query.cursor, limit=query.limit)
         compared = None
         if query.compare:
             jobs = [service.board.get(job_id, who) for job_id in dict.fromkeys(query.compare)]
             compared = comparison(service, jobs)
         items = [job_view(job, base) for job in page.items]
         return tagged(request, HistoryView(items=items, next=page.next_cursor, total=page.total, comparison=compared))
+
+
+def history_filter(query: HistoryQuery) -> JobFilter:
+    """What is asked of the store."""
+    found = filter_of(query)
+    if not query.state:
+        found = replace(found, has_begun=True)
+    return found if query.kind is not None else replace(found, not_kind="infer")
 
 
 def comparison(service: Service, jobs: Sequence[Job]) -> ComparisonView:
@@ -135,7 +151,7 @@ def differences(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str
 
 
 def _compared(job: Job, best: float | None) -> ComparedView:
-    usage = usage_of(job, job.ended or job.created)
+    rates = rates_of(job, job.ended or job.created)
     result, progress = finite(job.result), finite(job.progress)
     stats = result.get("gpu_stats") or {}
     own = result.get("best_loss")
@@ -148,10 +164,10 @@ def _compared(job: Job, best: float | None) -> ComparedView:
         training_time=result.get("training_time"),
         steps=progress.get("step"),
         num_devices=len(job.devices),
-        units_per_s=usage.units_per_s,
-        unit=usage.unit,
-        mfu=usage.mfu,
-        goodput=usage.goodput,
+        units_per_s=rates.units_per_s,
+        unit=rates.unit,
+        mfu=rates.mfu,
+        goodput=rates.goodput,
         gpu_seconds=stats.get("gpu_seconds"),
         energy_j=stats.get("energy_j"),
         cost=stats.get("cost"),

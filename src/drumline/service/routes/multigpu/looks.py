@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Annotated
 
 from fastapi import APIRouter, Path
 
 from drumline.errors import NotFound
-from drumline.jobs.defaults import limited
+from drumline.jobs.defaults import GPUConfig, limited
 from drumline.jobs.records import Inventory
-from drumline.jobs.requests import Who
+from drumline.jobs.requests import JobRequest, Who
+from drumline.jobs.silence import silent_jobs
 from drumline.jobs.store import JobFilter
 from drumline.service import checks
 from drumline.service.problems import responses
+from drumline.service.routes.multigpu.asking import Method, job_request
 from drumline.service.routes.multigpu.gpu_state import MachineState, gpu_stats, stats_of
 from drumline.service.routes.multigpu.gpu_views import Check, GpuStats, MachineHealth, StatsView
+from drumline.service.routes.multigpu.requests import TrainingRequest
 from drumline.service.routes.multigpu.settings import current
 from drumline.service.state import Service, TheService, TheWho
 
@@ -64,6 +68,20 @@ def inventory_of(service: Service) -> Inventory:
     return limited(service.devices(), current(service).config.gpu_ids)
 
 
+def asked_for(
+    service: Service, body: TrainingRequest, method: Method, defaults: GPUConfig, *, complete: bool = True
+) -> JobRequest:
+    """The job that a body asks for on this machine; see job_request()."""
+    return job_request(
+        body,
+        method,
+        defaults,
+        has_gpus=has_gpus(service),
+        indexes=lambda: service.machine.look().indexes(),
+        complete=complete,
+    )
+
+
 def has_gpus(service: Service) -> bool:
     """Whether the machine has GPUs; just after the start this waits for the first look, at most as long as it may."""
     if service.devices().time == 0:
@@ -83,6 +101,8 @@ def health_of(service: Service) -> MachineHealth:
         if service.supervisor is not None:
             beats.append(service.began)  # its first sign of life may be on its way
         found.append(checks.check_supervisor(max(beats, default=None), now))
+        silent = Counter(job.node for job in silent_jobs(service.store, service.node))
+        found.append(checks.check_nodes(silent))
     found += [
         checks.check_disk(service.config.data_dir.expanduser().absolute()),
         checks.check_driver(look),

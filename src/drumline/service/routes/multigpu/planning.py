@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -17,13 +18,18 @@ from drumline.jobs.commands import parallel_settings
 from drumline.jobs.finetuning_commands import dry_run, finetune_command
 from drumline.jobs.finetuning_settings import as_overrides
 from drumline.jobs.intake_paths import Places
+from drumline.jobs.placement import suits
 from drumline.jobs.plans import PlanView
+from drumline.jobs.records import Resources
 from drumline.jobs.requests import JobRequest, Who
 from drumline.jobs.retry_folder import ROWS
+from drumline.jobs.store import Idempotency
+from drumline.plan.devices import count as counted
 from drumline.plan.resolve import resolve
+from drumline.service.idempotency import PlanOnce, idempotency_of
 from drumline.service.problems import responses
-from drumline.service.routes.multigpu.asking import Method, job_request
-from drumline.service.routes.multigpu.looks import has_gpus, inventory_of
+from drumline.service.routes.multigpu.asking import Method
+from drumline.service.routes.multigpu.looks import asked_for, inventory_of
 from drumline.service.routes.multigpu.requests import ConfigRequest
 from drumline.service.routes.multigpu.settings import current
 from drumline.service.state import Service, TheBase, TheService, TheWho
@@ -33,6 +39,10 @@ CLOSER_S = 120.0
 """How long model and data may be looked at."""
 MOST_LOOKS = 2
 """At once: each is a process that reads a model's files and loads a library of a gigabyte."""
+
+AT_A_GLANCE = ("kind", "device", "gpus", "world_size", "num_shards", "global_batch")
+"""What of a plan is known before model and data were looked at."""
+DECISIVE = frozenset({"train.global_batch", "train.batch_size_per_gpu", "train.gradient_accumulation_steps"})
 
 Closer = Annotated[
     bool,
@@ -57,7 +67,9 @@ class PlannedView(View):
     settings: dict[str, Any] = Field(description="By dotted names: what was said, and what the defaults add.")
     config: dict[str, Any] | None = Field(None, description="All settings, once model and data were looked at.")
     plan: dict[str, Any] | None = Field(
-        None, description="World size, kind, batch, precision, steps: what would be done on this machine as it is now."
+        None,
+        description="What would be done on this machine as it is now: kind, devices, global_batch where something says "
+        "it; with closer all of it, by the size of the model. Null where it could not start now.",
     )
     reasons: dict[str, str] = Field({}, description="By setting or part of the plan, why it is so.")
     notes: list[str] = Field(description="What was understood in another way than it was said, or is not known yet.")
@@ -75,19 +87,25 @@ def add(routes: APIRouter) -> None:
     """Add this path."""
     looks = Looks()
 
-    @routes.post("/training/config", operation_id="plan_training", responses=responses(404, 413))
+    @routes.post("/training/config", operation_id="plan_training", responses=responses(404, 409, 413))
     async def plan_training(
-        body: ConfigRequest, service: TheService, who: TheWho, base: TheBase, closer: Closer = False
+        body: ConfigRequest,
+        service: TheService,
+        who: TheWho,
+        base: TheBase,
+        closer: Closer = False,
+        key: PlanOnce = None,
     ) -> PlannedView:
         """Check a training and keep it under an id that a later start takes; model and data may be left for then."""
         method: Method = body.training_type or ("distributed" if body.world_size is not None else "auto")
-        request, kept = await run_in_threadpool(_keep, service, who, body, method)
+        once = idempotency_of(key, who, "plan", body)
+        request, kept = await run_in_threadpool(_keep, service, who, body, method, once)
         config: dict[str, Any] | None = None
         reasons: dict[str, str] = {}
         notes = list(kept.notes)
         if closer and request.model_name is not None:
             config, reasons = await look_closer(service, who, request, kept, looks)
-        plan, why, more = await run_in_threadpool(planned, service, request, config)
+        plan, why, more = await run_in_threadpool(planned, service, request, kept, config)
         return PlannedView(
             config_id=kept.id,
             method=method,
@@ -100,10 +118,12 @@ def add(routes: APIRouter) -> None:
         )
 
 
-def _keep(service: Service, who: Who, body: ConfigRequest, method: Method) -> tuple[JobRequest, PlanView]:
-    defaults = current(service).config
-    request = job_request(body, method, defaults, has_gpus=has_gpus(service), complete=False)
-    return request, service.board.plan(request, who, has_defaults=True)
+def _keep(
+    service: Service, who: Who, body: ConfigRequest, method: Method, once: Idempotency | None
+) -> tuple[JobRequest, PlanView]:
+    defaults = current(service)
+    request = asked_for(service, body, method, defaults.config, complete=False)
+    return request, service.board.plan(request, who, once, defaults_version=defaults.version)
 
 
 async def look_closer(
@@ -153,30 +173,56 @@ def _may_use(service: Service, who: Who, job_id: str) -> bool:
 
 
 def planned(
-    service: Service, request: JobRequest, config: dict[str, Any] | None
+    service: Service, request: JobRequest, kept: PlanView, config: dict[str, Any] | None
 ) -> tuple[dict[str, Any] | None, dict[str, str], list[str]]:
-    """What the run would be on the devices that are usable now: plan, reasons, and notes on what is not known."""
+    """What the run would be on the devices that are usable now: plan, reasons, and notes on what is not known.
+
+    config: all its settings, where model and data were looked at; None: only what does not depend on these is told.
+    """
+    there, count, notes = _devices(service, kept.resources)
+    if not count:
+        return None, {}, notes
+    chosen: dict[str, Any] = {"hardware.gpus": None, "hardware.count": None}
+    if not there.gpus and request.parallel != "data_parallel":
+        chosen["hardware.num_processes"] = count
+    # Of the rest only that a run ends somewhere is asked for; how long it is is not told.
+    said = {} if config else {"train.max_steps": 1} | parallel_settings(request.parallel) | _known(kept.config)
+    open_ones = set[str]()
     if not config:
-        return None, {}, ["batch, precision and kind are chosen when it starts; ?closer=true says them now"]
-    look, inventory = service.machine.look(), inventory_of(service)
-    usable = {device.id for device in inventory.devices if device.unusable is None}
-    gpus = tuple(sample.gpu for sample in look.snapshot.gpus if sample.gpu.uuid in usable)
-    asked = request.resources.devices if request.resources is not None else "auto"
-    count = len(usable) if asked == "auto" else asked
-    notes = []
-    if count > len(usable):
-        notes.append(f"it asks for {count} devices, and {len(usable)} are usable now")
-    settings = {name: dict(value) if isinstance(value, dict) else value for name, value in config.items()}
-    hardware = settings.setdefault("hardware", {})
-    hardware |= {"gpus": None, "count": None}
-    if not inventory.has_gpus and request.parallel != "data_parallel":
-        hardware["num_processes"] = max(1, count)
+        notes.append("model and data were not looked at; ?closer=true does, and says all settings and the whole plan")
+        if not {"train.global_batch", "train.batch_size_per_gpu"}.intersection(said):
+            said["train.global_batch"], open_ones = count, {"global_batch"}
+            notes.append("the global batch is chosen by model and data")
     try:
-        found = resolve(
-            config_from_mapping(settings, "the plan"), Hardware(gpus[:count], read_host(), look.snapshot.source)
-        )
+        whole = config_from_mapping(config or {}, "the plan", as_overrides({**said, **chosen}))
+        found = resolve(whole, there).to_json()
     except DrumlineError as error:
         return None, {}, [*notes, f"it cannot be planned on this machine as it is now: {error.problem}"]
-    values = found.to_json()
-    reasons = values.pop("reasons")
-    return values, {f"plan.{name}": why for name, why in reasons.items()}, notes
+    reasons = found.pop("reasons")
+    if not config:
+        found = {name: found[name] for name in AT_A_GLANCE if name not in open_ones}
+    return found, {f"plan.{name}": why for name, why in reasons.items() if name in found}, notes
+
+
+def _known(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those by which kind, devices and batch are known; a model's and its data's mean nothing without these."""
+    return {name: value for name, value in settings.items() if name in DECISIVE or name.startswith("parallel")}
+
+
+def _devices(service: Service, asked: Resources) -> tuple[Hardware, int, list[str]]:
+    """The machine with no other GPUs than a job would get now, how many devices that is, 0 for too few, and notes."""
+    look, inventory = service.machine.look(), inventory_of(service)
+    usable = [device.id for device in inventory.devices if device.unusable is None and suits(device, asked)]
+    count = len(usable) if asked.most is None else min(asked.most, len(usable))
+    notes = []
+    if count < asked.least:
+        notes.append(f"it needs {counted(asked.least, 'device')}, and of those that suit it {count} can be used now")
+        count = 0
+    elif asked.is_elastic:
+        notes.append(f"it has {asked.min_devices} to {asked.max_devices} devices, by turns; this is for {count}")
+    known = {sample.gpu.uuid: sample.gpu for sample in look.snapshot.gpus}
+    gpus = tuple(known[uuid] for uuid in usable[:count] if uuid in known)
+    if inventory.has_gpus and len(gpus) < count:
+        notes.append("the driver does not tell of its GPUs now")
+        count = 0
+    return Hardware(gpus, read_host(), look.snapshot.source), count, notes

@@ -10,6 +10,7 @@ from drumline.config.section import Section
 from drumline.jobs.defaults import BatchSize, GPUConfig, GpuId
 from drumline.jobs.requests import Chosen, ChosenPaths, Label, ResourcesRequest, Texts
 
+NodeName = Annotated[str, Field(min_length=1, max_length=255)]
 EXAMPLE: dict[str, Any] = {
     "model_name": "gpt2",
     "dataset_config": {"texts": ["sample text 1", "sample text 2"], "max_length": 512},
@@ -59,8 +60,8 @@ class TrainingRequest(Section):
     )
     gpu_config: GPUConfig | None = Field(
         None,
-        description="Of this training alone; fields that are left out are as GET /multigpu/config says. Of its gpu_ids "
-        "the number counts: the service gives it as many that are free.",
+        description="Of this training alone; fields that are left out are as GET /multigpu/config says. With gpu_ids "
+        "it is given these GPUs and no others, all of them unless world_size or resources say fewer.",
     )
     user_id: int | Label | None = Field(None, description="A label of the caller's own, to find trainings by.")
     training_type: Literal["dataparallel", "distributed", "auto"] | None = Field(
@@ -94,7 +95,11 @@ class ConfigRequest(DistributedRequest):
 class ManageRequest(Section):
     """What is to be done with the machine's resources."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{"action": "cleanup"}, {"action": "optimize"}]})
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"action": "cleanup"}, {"action": "cleanup", "give_up": ["trainer-2"]}, {"action": "optimize"}]
+        }
+    )
 
     action: Literal["cleanup", "monitor", "optimize"] = Field(
         description="cleanup: give back leases without a process, end processes that a job left behind, remove caches "
@@ -105,6 +110,12 @@ class ManageRequest(Section):
         default=[], description="monitor: of these GPUs only, by index or UUID; empty: all."
     )
     model_name: Chosen | None = Field(None, description="optimize: by runs of this model only.")
+    give_up: Annotated[list[NodeName], Field(max_length=1024)] | Literal["all"] = Field(
+        default=[],
+        description="cleanup, for admins: machines on the same store that do not answer, or all of those. Their jobs "
+        "end as lost, and their leases are given back. Name none that may only be cut off: its processes may train on, "
+        "and are killed once it answers again.",
+    )
 
 
 class GpuTestRequest(Section):

@@ -25,17 +25,22 @@ class DeviceView(View):
 class LeaseView(View):
     """One device that a job holds."""
 
+    node: str = Field(description="The machine of the device.", examples=["trainer-1"])
     device: str = Field(examples=["cpu:0"])
     job_id: str | None = Field(description="Null where you may not see the job.")
     owner: str | None = None
     since: str
-    expires: str = Field(description="Renewed all the time; one that has run out is given on once no process lives.")
+    expires: str = Field(description="Renewed all the time while somebody looks after the job.")
+    run_out: bool = Field(
+        description="Nobody has renewed it in time. It is held all the same, until its job has ended.", examples=[False]
+    )
 
 
 class QueuedView(View):
     """One job that waits."""
 
     id: str = Field(examples=["job-20260102-030405-0a1b2c3d4e"])
+    position: int = Field(description="Its place in the queue, from 1.", examples=[1])
     name: str = ""
     owner: str
     priority: int
@@ -45,10 +50,12 @@ class QueuedView(View):
 
 
 class QueueView(View):
-    """Who waits."""
+    """Who waits for devices of this machine."""
 
     total: int = Field(description="All jobs that wait, also those that you may not see.", examples=[2])
-    items: list[QueuedView] = Field(description="Those that you may see, the newest first; at most 200.")
+    items: list[QueuedView] = Field(
+        description="Those that you may see, in the order in which the scheduler looks at them; at most 200."
+    )
 
 
 class StrangerView(View):
@@ -72,7 +79,7 @@ class ResourcesStatusView(View):
     node: str = Field(description="This machine's name.", examples=["trainer-1"])
     has_gpus: bool
     devices: list[DeviceView]
-    leases: list[LeaseView]
+    leases: list[LeaseView] = Field(description="Of this machine; and of others that do not answer any more.")
     jobs: dict[str, int] = Field(description="How many there are by state, of those that you may see.")
     queue: QueueView
     strangers: list[StrangerView]
@@ -89,6 +96,9 @@ class CleanupView(View):
     processes_stuck: list[int] = Field(description="Those that could not be ended: a driver or a disk holds them.")
     removed: int = Field(description="Folders and files.")
     freed_bytes: int
+    jobs_lost: list[str] = Field(
+        description="Jobs of machines that were given up.", examples=[["job-20260102-030405-0a1b2c3d4e"]]
+    )
     notes: list[str] = Field(description="What stays, and why.")
 
 

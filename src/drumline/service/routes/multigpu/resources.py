@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Literal
 
 from fastapi import APIRouter
 
-from drumline.errors import Forbidden, NotFound
+from drumline.errors import Conflict, Forbidden, NotFound
 from drumline.hardware.occupants import occupants
-from drumline.jobs.records import ACTIVE_STATES, Job
+from drumline.jobs.records import ACTIVE_STATES, Job, Lease
 from drumline.jobs.requests import Who
+from drumline.jobs.silence import silent_jobs
 from drumline.jobs.store import JobFilter
 from drumline.plan.devices import count
 from drumline.service.cleanup import Cleaner
@@ -49,11 +52,11 @@ def add(routes: APIRouter) -> None:
         """Devices, leases, the queue with reasons, strangers on GPUs, room on the disk."""
         return status_of(service, machine_state(service, who))
 
-    @routes.post("/resources/manage", operation_id="manage_resources", responses=responses(404))
+    @routes.post("/resources/manage", operation_id="manage_resources", responses=responses(404, 409))
     def manage(body: ManageRequest, service: TheService, who: TheWho) -> ManageView:
         """Give back what nobody uses, see what is in use, or find the settings that measured runs speak for."""
         if body.action == "cleanup":
-            return ManageView(action=body.action, cleanup=clean(service, who))
+            return ManageView(action=body.action, cleanup=clean(service, who, body.give_up))
         if body.action == "monitor":
             return ManageView(action=body.action, monitor=monitor(service, who, body.gpu_ids))
         return ManageView(action=body.action, optimize=optimize(service, who, body.model_name))
@@ -80,9 +83,10 @@ def status_of(service: Service, state: MachineState) -> ResourcesStatusView:
             )
             for device in inventory.devices
         ],
-        leases=[_lease(state, device) for device in sorted(state.leases)],
+        leases=[_lease(who, state.leases[device], state.jobs) for device in sorted(state.leases)]
+        + _run_out(service, who),
         jobs={str(name): number for name, number in sorted(counts.items())},
-        queue=queue_of(service, who, owner),
+        queue=queue_of(service, who),
         strangers=[
             StrangerView(gpu_id=sample.gpu.index, uuid=sample.gpu.uuid, message=told_to(who, told) or "")
             for sample in state.look.snapshot.gpus
@@ -94,15 +98,16 @@ def status_of(service: Service, state: MachineState) -> ResourcesStatusView:
     )
 
 
-def queue_of(service: Service, who: Who, owner: str | None) -> QueueView:
+def queue_of(service: Service, who: Who) -> QueueView:
     """Who waits, with the reasons."""
-    now = time.time()
-    page = service.store.jobs.find(JobFilter(owner=owner, states=frozenset({"queued"})), None, PAGE)
+    now, queue = time.time(), service.board.queue.jobs()
+    seen = ((position, job) for position, job in enumerate(queue, 1) if may_see(who, job.owner))
     return QueueView(
-        total=service.store.jobs.counts().get("queued", 0),
+        total=len(queue),
         items=[
             QueuedView(
                 id=job.id,
+                position=position,
                 name=job.name,
                 owner=job.owner,
                 priority=job.resources.priority,
@@ -110,17 +115,20 @@ def queue_of(service: Service, who: Who, owner: str | None) -> QueueView:
                 waits_for=job.waits_for or "the scheduler has not looked at it yet",
                 queued_s=max(0.0, now - (job.queued_since or job.created)),
             )
-            for job in page.items
-            if may_see(who, job.owner)
+            for position, job in islice(seen, PAGE)
         ],
     )
 
 
-def clean(service: Service, who: Who) -> CleanupView:
-    """Give back what nobody uses: of one's own jobs, of an admin everybody's."""
+def clean(service: Service, who: Who, nodes: Sequence[str] | Literal["all"] = ()) -> CleanupView:
+    """Give back what nobody uses: of one's own jobs, of an admin everybody's, and also of other machines.
+
+    nodes: those that are given up. Raises Forbidden, and Conflict for one that has not gone silent.
+    """
     if who.role == "viewer":
         raise Forbidden("a viewer's key changes nothing", "use a key of role user")
     whole = who.role == "admin"
+    lost = _give_up(service, who, nodes) if nodes else ()
     cleaner = Cleaner(
         service.store,
         service.config.data_dir.expanduser().absolute(),
@@ -130,7 +138,7 @@ def clean(service: Service, who: Who) -> CleanupView:
     )
     done = cleaner.run()
     told = f"{len(done.leases)} leases, {len(done.processes)} processes, {done.freed_bytes} bytes"
-    service.store.log.audit("resources.cleanup", who.owner, told, time.time())
+    service.board.note("resources.cleanup", who, told)
     if service.supervisor is not None:
         service.supervisor.wake()
     return CleanupView(
@@ -139,8 +147,21 @@ def clean(service: Service, who: Who) -> CleanupView:
         processes_stuck=done.stuck,
         removed=done.folders,
         freed_bytes=done.freed_bytes,
+        jobs_lost=[job.id for job in lost],
         notes=done.notes,
     )
+
+
+def _give_up(service: Service, who: Who, nodes: Sequence[str] | Literal["all"]) -> tuple[Job, ...]:
+    if who.role != "admin":
+        raise Forbidden("to give up a machine is an admin's matter", "ask an admin, or cancel your own jobs there")
+    if nodes == "all":
+        return service.board.give_up(lambda job: True, who)
+    silent = {job.node for job in silent_jobs(service.store, service.node)}
+    if wrong := sorted(set(nodes) - silent):
+        those = f"those that do not answer are {', '.join(sorted(silent))}" if silent else "all of them answer"
+        raise Conflict(f"{', '.join(wrong)[:200]}: no machine that has left jobs alone", those)
+    return service.board.give_up(lambda job: job.node in nodes, who)
 
 
 def monitor(service: Service, who: Who, gpu_ids: Sequence[int | str]) -> MonitorView:
@@ -188,15 +209,25 @@ def optimize(service: Service, who: Who, model_name: str | None) -> OptimizeView
     )
 
 
-def _lease(state: MachineState, device: str) -> LeaseView:
-    lease, holder = state.leases[device], state.holder(device)
+def _lease(who: Who, lease: Lease, jobs: Mapping[str, Job]) -> LeaseView:
+    job = jobs.get(lease.job_id)
+    is_told = job is not None and may_see(who, job.owner)
     return LeaseView(
-        device=device,
-        job_id=None if holder is None else holder.job_id,
-        owner=None if holder is None else holder.owner,
+        node=lease.node,
+        device=lease.device,
+        job_id=lease.job_id if is_told else None,
+        owner=job.owner if job is not None and is_told else None,
         since=timestamp(lease.since) or "",
         expires=timestamp(lease.expires) or "",
+        run_out=lease.expires <= time.time(),
     )
+
+
+def _run_out(service: Service, who: Who) -> list[LeaseView]:
+    """Leases of other machines, which do not answer."""
+    jobs = {job.id: job for job in silent_jobs(service.store, service.node)}
+    leases = service.store.leases.all() if jobs else ()
+    return [_lease(who, lease, jobs) for lease in leases if lease.job_id in jobs]
 
 
 def _running(job: Job) -> RunningView:

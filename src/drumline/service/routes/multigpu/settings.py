@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Request, Response
+from fastapi import APIRouter, Body, Query, Request, Response
 from pydantic import Field
 
-from drumline.errors import Conflict, HardwareError
-from drumline.jobs.defaults import KIND, GPUConfig, notes_on, uuid_of, with_indexes, with_uuids
+from drumline.errors import Conflict, HardwareError, NotFound
+from drumline.jobs.defaults import KIND, GPUConfig, notes_on, told_of, uuid_of, with_indexes, with_uuids
 from drumline.jobs.requests import Who
 from drumline.jobs.store import Versioned
 from drumline.service.etags import etag_of, require_match, tagged
@@ -39,6 +39,10 @@ Change = Annotated[
     ),
 ]
 
+Version = Annotated[
+    int | None, Query(ge=0, le=2**31 - 1, description="As it was then: defaults_version of a job; left out: as it is.")
+]
+
 
 class DefaultsView(View):
     """The defaults that later trainings take, and where they come from."""
@@ -47,7 +51,9 @@ class DefaultsView(View):
     version: int = Field(description="Grows with each change; 0: nobody has changed anything.", examples=[3])
     changed_at: str | None = Field(None, examples=["2026-01-02T03:04:05.678Z"])
     changed_by: str | None = None
-    gpu_uuids: list[str] = Field([], description="The GPUs that gpu_ids names; they are kept by UUID.")
+    gpu_uuids: list[str] = Field(
+        [], description="The GPUs that gpu_ids names, the only ones that any job is given; they are kept by UUID."
+    )
     notes: list[str] = Field([], description="What of a change has no effect on this machine, and why.")
 
 
@@ -71,17 +77,22 @@ def add(routes: APIRouter) -> None:
         "/config",
         operation_id="get_multigpu_config",
         response_model=DefaultsView,
-        responses={304: {"description": "It is as If-None-Match says."}},
+        responses={304: {"description": "It is as If-None-Match says."}, **responses(404)},
     )
-    def get_config(request: Request, service: TheService) -> Response:
-        """What later trainings take where they do not say it themselves."""
-        return tagged(request, view_of(current(service), service.machine.look().indexes(), []))
+    def get_config(request: Request, service: TheService, version: Version = None) -> Response:
+        """What later trainings take where they do not say it themselves; `version`: what they took then."""
+        found = current(service) if version is None else at_version(service, version)
+        return tagged(request, view_of(found, service.machine.look().indexes(), []))
 
     @routes.post(
         "/config", operation_id="set_multigpu_config", response_model=DefaultsView, responses=responses(409, 412)
     )
     def set_config(change: Change, request: Request, service: TheService, who: TheWho) -> Response:
-        """Change what later trainings take; those that were asked for before keep what they have. For admins.
+        """Change what later trainings take where they do not say it. For admins.
+
+        Trainings that were asked for before keep the settings that they have. But `gpu_ids` is a limit on the whole
+        machine: from the next second on no job is given any other GPU, also none that waits already; one that needs
+        more than are left waits, and says so. What runs keeps its GPUs until it ends or is stopped.
 
         If-Match with the ETag of GET makes sure that nobody else has changed it meanwhile.
         """
@@ -98,7 +109,19 @@ def add(routes: APIRouter) -> None:
 
 def current(service: Service) -> Current:
     """What later trainings take now."""
-    document = service.store.settings.latest(KIND)
+    return _current(service.store.settings.latest(KIND))
+
+
+def at_version(service: Service, version: int) -> Current:
+    """What they took once; 0: before anybody had changed anything. Raises NotFound."""
+    document = service.store.settings.at_version(KIND, version)
+    if document is None and version > 0:
+        latest = current(service).version
+        raise NotFound(f"the defaults have no version {version}", f"the newest is {latest}, the first is 0")
+    return _current(document)
+
+
+def _current(document: Versioned | None) -> Current:
     config = GPUConfig() if document is None else GPUConfig.model_validate(dict(document.values))
     return Current(config, document)
 
@@ -135,6 +158,5 @@ def view_of(found: Current, indexes: Mapping[int, str], notes: list[str]) -> Def
 def _there(change: GPUConfig, indexes: Mapping[int, str]) -> list[int | str]:
     """The named GPUs by UUID. Raises HardwareError where none of them is there, so that no job could ever start."""
     if indexes and change.gpu_ids and all(uuid_of(name, indexes) is None for name in change.gpu_ids):
-        there = ", ".join(f"{index} ({uuid})" for index, uuid in sorted(indexes.items()))
-        raise HardwareError("gpu_ids names no GPU of this machine", f"choose from {there}")
+        raise HardwareError("gpu_ids names no GPU of this machine", told_of(indexes))
     return with_uuids(change.gpu_ids, indexes)

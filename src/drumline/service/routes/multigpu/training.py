@@ -8,19 +8,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Query, Request, Response
 from starlette.concurrency import run_in_threadpool
 
-from drumline.errors import Unauthorized
+from drumline.errors import NotFound, Unauthorized
 from drumline.jobs.records import Job
 from drumline.jobs.requests import Who
 from drumline.service.access import FIX
-from drumline.service.history import training_history
+from drumline.service.details import detail_of
 from drumline.service.idempotency import IdempotencyKey, idempotency_of
 from drumline.service.problems import responses
-from drumline.service.routes.multigpu.asking import Method, job_request, planned_request
-from drumline.service.routes.multigpu.looks import has_gpus
+from drumline.service.routes.multigpu.asking import Method, planned_request
+from drumline.service.routes.multigpu.looks import asked_for
 from drumline.service.routes.multigpu.requests import DistributedRequest, TrainingRequest
 from drumline.service.routes.multigpu.settings import current
 from drumline.service.state import Service, TheBase, TheService, TheWho, caller_of
-from drumline.service.views import JobDetail, job_detail
+from drumline.service.views import JobDetail
 
 FIRST_LOOK_S, LAST_LOOK_S = 0.1, 1.0
 """Between two looks at a job that a call waits for: more seldom the longer it takes."""
@@ -63,15 +63,19 @@ class Starting:
         # Before anything else is looked at: the plan may be gone by now, and the defaults may be others.
         if once is not None and (earlier := store.jobs.added_before(once)) is not None:
             return earlier
-        if body.config_id is not None:
-            wanted = planned_request(body, method, board.planned(body.config_id, self._who))
-        else:
-            defaults = current(self._service).config
-            wanted = job_request(body, method, defaults, has_gpus=has_gpus(self._service))
-        job = board.submit(wanted, self._who, once, has_defaults=True)
-        if body.config_id is not None:  # its texts are the job's now, and go when they are deleted there
-            board.drop_plan(body.config_id, self._who)
-        return job
+        if body.config_id is None:
+            defaults = current(self._service)
+            wanted = asked_for(self._service, body, method, defaults.config)
+            return board.submit(wanted, self._who, once, defaults_version=defaults.version)
+        try:
+            plan = board.planned(body.config_id, self._who)
+            wanted = planned_request(body, method, plan.request)
+            taken = body.config_id if plan.is_once else None
+            return board.submit(wanted, self._who, once, defaults_version=plan.defaults_version, plan_id=taken)
+        except NotFound:  # the same call may have started it at this moment
+            if once is not None and (earlier := store.jobs.added_before(once)) is not None:
+                return earlier
+            raise
 
     async def _ended(self, job: Job) -> Job:
         """The job once it has ended, or when nobody listens any more, the service closes, or it took too long.
@@ -99,8 +103,7 @@ class Starting:
         return self._service.board.get(job_id, self._who)
 
     def _view(self, job: Job) -> JobDetail:
-        history = training_history(self._service.board.folder(job) / "run") if job.has_ended else None
-        return job_detail(job, self._base, history)
+        return detail_of(self._service.board, job, self._base)
 
 
 async def starting(request: Request, response: Response, service: TheService, who: TheWho, base: TheBase) -> Starting:
