@@ -46,7 +46,8 @@ def pack_call(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
             f"{name} or its arguments cannot be sent to other processes: {error}",
             "pass plain values, arrays or module-level objects, and open files, locks and the like inside the function",
         ) from error
-    return pickle.dumps((_preparation(main), call))
+    # A script is imported once more only for what is in it: one that calls launch outside of a guard may stay so.
+    return pickle.dumps((_preparation(main if b"__main__" in call else {}), call))
 
 
 def run_call(path: Path, result: Path) -> None:

@@ -83,3 +83,12 @@ def test_an_unguarded_script_is_told_to_guard_its_call(monkeypatch: pytest.Monke
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     with pytest.raises(ConfigError, match="__main__"):
         pack_call(operator.add, (1, 1))
+
+
+def test_a_script_is_imported_by_the_workers_only_for_what_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = ModuleType("__main__")
+    script.__file__ = __file__
+    exec("def train(): return 1", script.__dict__)
+    monkeypatch.setitem(sys.modules, "__main__", script)
+    of_the_script, of_a_module = (pickle.loads(pack_call(each, ()))[0] for each in (script.train, operator.add))
+    assert of_the_script["init_main_from_path"] == __file__ and "init_main_from_path" not in of_a_module
