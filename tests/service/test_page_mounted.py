@@ -12,7 +12,7 @@ from drumline.service.routes.multigpu.gpu_views import GpuStats, MachineHealth, 
 from drumline.service.routes.multigpu.performance import JobUsageView, PerformanceView, SumsView
 from drumline.service.routes.multigpu.resource_views import ResourcesStatusView
 from drumline.service.routes.session import SessionView
-from drumline.service.views import CheckpointView, ConfigView, JobList, JobView, RecordsPage, View
+from drumline.service.views import CheckpointView, ConfigView, JobDetail, JobList, JobView, RecordsPage, View
 from tests import simulated_service
 from tests.service.services import KEYED, config, running
 from tests.simulated_service import Simulated, gpu, job, progress
@@ -47,7 +47,7 @@ def test_the_page_is_no_part_of_the_api_document(tmp_path: Path) -> None:
 ANSWERS: dict[str, type[View]] = {
     "/session": SessionView,
     "/jobs?state=running": JobList,
-    "/jobs/job-1": JobView,
+    "/jobs/job-1": JobDetail,
     "/jobs/job-1/config": ConfigView,
     "/jobs/job-1/metrics": RecordsPage,
     "/multigpu/stats": StatsView,
