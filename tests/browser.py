@@ -20,6 +20,14 @@ FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--lang=en-GB",
 )  # fmt: skip
+MISFITS = """
+const page = document.documentElement, right = page.clientWidth;
+const shown = [...document.querySelectorAll("body *")].filter((each) => !each.closest(".unseen, .cards thead"));
+const past = shown.filter((each) => each.getBoundingClientRect().right > right + 1);
+const isBar = page.scrollHeight > innerHeight || getComputedStyle(page).overflowY === "scroll";
+const isShort = document.querySelector(".top").getBoundingClientRect().right < (isBar ? right : innerWidth);
+return [...past.map((each) => each.outerHTML.slice(0, 200)), ...(isShort ? ["the header ends before the edge"] : [])];
+"""
 
 
 class Browser:
@@ -86,6 +94,11 @@ class Browser:
     def reads(self, words: str, css: str = "body", limit_s: float = 10.0) -> None:
         """Wait until words can be read."""
         self.until(lambda: any(words in each.text for each in self.all(css)), f"{words!r} in {css}", limit_s)
+
+    def misfits(self) -> list[str]:
+        """What is wider than the page; and the header, where it is not as wide."""
+        found: list[str] = self.script(MISFITS)
+        return found
 
     def errors(self) -> list[str]:
         """What the page complained about since the last call: scripts, refused policies, failed requests."""

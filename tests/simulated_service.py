@@ -31,6 +31,7 @@ class Simulated:
     lines: dict[str, list[str]] = field(default_factory=dict)
     configs: dict[str, dict[str, Any]] = field(default_factory=dict)
     gpus: list[dict[str, Any]] = field(default_factory=list)
+    leases: list[dict[str, Any]] = field(default_factory=list)
     needs_key: bool = False
     role: str = "user"
     """Of who has logged in."""
@@ -285,7 +286,8 @@ def _machine_routes(app: FastAPI, state: Simulated) -> None:
         holder = {"kind": "job", "job_id": "job-1", "owner": "ada", "since": None, "message": "held by job-1"}
         devices = [{**free, "id": "cpu:0", "held_by": holder}, free]
         queue = {"total": counts["queued"], "items": []}
-        return {"queue": queue, "jobs": counts, "leases": [], "devices": devices, "disk": {"free_bytes": 812 * GIB}}
+        told = {"node": "trainer-1", "leases": state.leases, "disk": {"free_bytes": 812 * GIB}}
+        return {"queue": queue, "jobs": counts, "devices": devices, **told}
 
     @app.get("/multigpu/health")
     def health() -> Any:
@@ -318,6 +320,18 @@ def sums(usage: list[dict[str, Any]]) -> dict[str, Any]:
     energies = [each["energy_j"] for each in usage if each["energy_j"] is not None]
     rated = {"queue_p50_s": 41.0, "goodput": 0.93, "mfu": 0.38, "units_per_s": {"tokens": 48210.0}}
     return {"jobs": len(usage), **found, "energy_j": sum(energies) if energies else None, **rated}
+
+
+def add_silent(state: Simulated, job_id: str) -> None:
+    """A job of a machine that does not answer, with its lease."""
+    message = "nobody has looked after it since 2026-11-28 20:12:00 UTC: node trainer-2 does not answer"
+    fix = "wait for trainer-2; where it is gone for good, cancel the job, which then ends as lost"
+    told = {"name": "on another machine", "reason": "node_silent", "message": message, "fix": fix}
+    state.jobs[job_id] = job(job_id, "stopping", devices=["GPU-5"], progress=progress(9), **told)
+    held = {"since": "2026-11-28T20:10:00.000Z", "expires": "2026-11-28T20:12:30.000Z", "run_out": True}
+    state.leases.append({"node": "trainer-2", "device": "GPU-5", "job_id": job_id, "owner": "ada", **held})
+    theirs = {"node": "trainer-3", "device": "cpu:0", "job_id": None, "owner": None, **held}
+    state.leases += [theirs, {**theirs, "node": "trainer-1", "run_out": False}]
 
 
 def use(job_id: str, **changes: Any) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def test_sums_are_of_all_and_what_is_not_known_is_told() -> None:
         assert "1 kWh" in owners["ada"] and "of the time" not in owners["ada"] and "not measured" in owners["bob"]
         assert "38 %" in owners["ada"] and "93 %" in owners["ada"] and "tokens/s" in owners["ada"]
         day = browser.text("[aria-label='By day'] tbody tr")
-        assert "2026-11-28" in day and "93 %" in day and "41 s" in day
+        assert "28 Nov 2026" in day and "93 %" in day and "41 s" in day
         jobs = {row.text.split("\n")[0][:8]: row.text for row in browser.all("[aria-label^='Newest'] tbody tr")}
         assert "not measured" in jobs["on slots"] and "not measured" not in jobs["on a GPU"]
         assert not [each for each in browser.all("main .hint") if each.is_displayed() and "newest" in each.text]

@@ -16,7 +16,7 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 
 from tests.browser import Browser, chromium
-from tests.simulated_service import GIB, KEY, Simulated, gpu, job, progress, serving
+from tests.simulated_service import GIB, KEY, Simulated, add_silent, gpu, job, progress, serving, use
 
 pytestmark = pytest.mark.system
 
@@ -28,7 +28,7 @@ PICTURES = os.environ.get("DRUMLINE_SCREENSHOTS")
 """Folder for them."""
 TAKEN = {
     "gpus": "", "jobs": "jobs", "job": "jobs/job-1", "failed": "jobs/job-4", "compare": "compare/job-3,job-4",
-    "history": "history", "form": "new", "costs": "costs",
+    "history": "history", "form": "new", "costs": "costs", "silent": "jobs/job-5",
 }  # fmt: skip
 
 
@@ -50,7 +50,15 @@ def state() -> Simulated:
                 job(
                     "job-3", "succeeded", name="first try", best_loss=1.73, training_time=1860.0, progress=progress(400)
                 ),
-                job("job-4", "failed", name=EVIL, message=EVIL, fix="take fewer texts", progress=progress(40)),
+                job(
+                    "job-4",
+                    "failed",
+                    name=EVIL,
+                    message=EVIL,
+                    fix="take fewer texts",
+                    best_loss=2.28,
+                    progress=progress(40),
+                ),
             )
         },
         records={"job-1": train(5), "job-3": train(20), "job-4": train(9)},
@@ -68,6 +76,7 @@ def state() -> Simulated:
 @pytest.fixture
 def page(browser: Browser, state: Simulated) -> Iterator[str]:
     browser.size(1280)
+    browser.driver.execute_cdp_cmd("Network.clearBrowserCookies", {})  # a login is of all ports of a host
     with serving(state) as address:
         yield address
         assert browser.script("return window.hacked") is None
@@ -259,6 +268,7 @@ def test_texts_come_from_a_file(browser: Browser, page: str, state: Simulated, t
 
 def test_runs_are_compared(browser: Browser, page: str) -> None:
     visit(browser, page, "history")
+    listed = browser.text("tbody")
     for box in browser.all("tbody input"):
         browser.driver.execute_script("arguments[0].click()", box)
     browser.button("Compare 2 jobs").click()
@@ -266,7 +276,10 @@ def test_runs_are_compared(browser: Browser, page: str) -> None:
     browser.reads("Settings that differ")
     assert "train.lr" in browser.text("#differences") and "0.00005" in browser.text("#differences")
     assert "epochs" not in browser.text("#differences")
-    assert "1.73" in browser.text("#results") and "2.07 EUR" in browser.text("#results")
+    results = browser.text("#results")
+    assert "2.07 EUR" in results
+    for same in ("1.73", "31 min 0 s", "2.28", "1 min 24 s"):
+        assert same in listed and same in results
     browser.until(lambda: len(browser.all(".scatterlayer .trace")) == 2, "two curves")
 
 
@@ -300,7 +313,7 @@ def test_every_view_fits_and_is_labelled(browser: Browser, page: str, width: int
     browser.size(width)
     for view in VIEWS:
         visit(browser, page, view)
-        assert browser.script("return document.documentElement.scrollWidth <= innerWidth"), view
+        assert browser.misfits() == [], view
         shown = [each for each in browser.all("input, select, textarea, button, a, progress") if each.is_displayed()]
         assert not [each.get_attribute("outerHTML") for each in shown if not each.accessible_name], view
         assert len(browser.all("h1")) == 1 and browser.all("h1")[0].text
@@ -368,10 +381,16 @@ def test_pictures_are_taken(browser: Browser, page: str, state: Simulated, width
     browser.size(width, dark=is_dark)
     kind = f"{width}-{'dark' if is_dark else 'light'}.png"
     state.records["job-1"] = train(200)
+    add_silent(state, "job-5")
+    state.usage = [
+        use(f"job-{day}", owner=owner, day=f"2026-11-{day}") for day in (26, 27, 28) for owner in ("ada", "bob")
+    ]
     for name, view in TAKEN.items():
         visit(browser, page, view)
-        if name in ("job", "compare"):
-            browser.until(lambda: browser.all(".chart .scatterlayer path"), "curves that are drawn")
+        if name in ("job", "failed", "compare", "costs"):
+            browser.until(lambda: browser.all(".chart .trace path"), "what is drawn", limit_s=30)
+        if name in ("failed", "silent"):
+            browser.reads("Nothing", "#log .log-none")
         browser.picture(str(folder / f"{name}-{kind}"))
     state.needs_key = True
     visit(browser, page, "jobs")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from drumline.config.service import ServiceConfig
-from drumline.errors import DrumlineError, IdempotencyConflict, NotFound, Quota
+from drumline.errors import DrumlineError, NotFound, Quota
 from drumline.jobs.board import Board
 from drumline.jobs.plans import KEPT_S, Plans, remove_expired
 from drumline.jobs.requests import JobRequest, Who
@@ -111,16 +111,3 @@ def test_a_start_that_is_sent_again_with_its_key_is_the_same_job(board: Board, s
     # As of a call that had read the plan before it was gone.
     assert board.submit(read.request, ADA, once, plan_id=plan.id).id == first
     assert store.jobs.counts() == {"queued": 1}
-
-
-def test_a_plan_that_is_asked_for_again_is_the_first_one_while_it_can_be_started(
-    board: Board, store: Store, tmp_path: Path
-) -> None:
-    once = Idempotency("ada", "once", "digest")
-    first = board.plan(request(), ADA, once)
-    assert board.plan(request(), ADA, once) == first
-    with pytest.raises(IdempotencyConflict, match=first.id):
-        board.plan(request(), ADA, Idempotency("ada", "once", "another"))
-    start(board, first.id)
-    again = board.plan(request(), ADA, once)
-    assert again.id == first.id and again.created > first.created

@@ -78,7 +78,7 @@ export function chart(label, kind = "scatter") {
       frame = null;
       if (!drawn.has(self) || !plot.isConnected) return;
       const [panels, axis] = wanted;
-      await plotly.react(plot, traces(panels, kind), layout(panels, axis, plot), OPTIONS);
+      await plotly.react(plot, traces(panels, kind, plot), layout(panels, axis, plot), OPTIONS);
       put(said, "");
     } catch (error) {
       frame = null;
@@ -95,6 +95,17 @@ export function chart(label, kind = "scatter") {
   return self;
 }
 
+/** Times as the rest of the page has them; what follows a line break is written where it changes. */
+const DATES = {
+  hoverformat: "%-d %b %Y, %H:%M:%S",
+  tickformatstops: [
+    { dtickrange: [null, 999], value: "%H:%M:%S.%L\n%-d %b %Y" },
+    { dtickrange: [1000, 59999], value: "%H:%M:%S\n%-d %b %Y" },
+    { dtickrange: [60000, 86399999], value: "%H:%M\n%-d %b %Y" },
+    { dtickrange: [86400000, null], value: "%-d %b\n%Y" },
+  ],
+};
+
 const OPTIONS = { displayModeBar: false, responsive: true, doubleClick: "reset" };
 
 /** Draws every chart again, in the colours of the theme that was chosen. */
@@ -102,12 +113,12 @@ export function redraw() {
   for (const each of drawn) each.redraw();
 }
 
-function traces(panels, kind) {
+function traces(panels, kind, plot) {
   return panels.flatMap((panel, index) =>
     panel.curves.map((each) => ({
       ...(kind === "bar" ? { x: each.x, y: each.y } : thin(each)),
       type: kind,
-      name: plain(each.name),
+      name: plain(shortName(each, plot)),
       showlegend: panel.curves.length > 1, // one curve alone is named by its panel
       xaxis: "x",
       yaxis: index ? `y${index + 1}` : "y",
@@ -118,15 +129,22 @@ function traces(panels, kind) {
             line: { color: colour(each.colour), width: 2, dash: each.dash ?? "solid" },
             marker: { color: colour(each.colour), size: 6 },
           }),
-      hovertemplate: `%{y:.4~g}${each.unit ? ` ${plain(each.unit)}` : ""}<extra>${plain(each.name)}</extra>`,
+      hovertemplate: `%{y:.4~g}${each.unit ? ` ${plain(each.unit)}` : ""}<extra>${plain(shortName(each, plot))}</extra>`,
     })),
   );
+}
+
+/** What a curve is called where there is room for so many letters. */
+function shortName({ name }, plot) {
+  const text = String(name);
+  const most = Math.min(40, Math.floor((plot.clientWidth - 60) / 8));
+  return text.length > most ? `${text.slice(0, most - 1)}…` : text;
 }
 
 /** Rows that the legend takes below a narrow chart, at about 7 pixels a letter. */
 function legendRows(panels, plot) {
   const named = panels.filter((panel) => panel.curves.length > 1).flatMap((panel) => panel.curves);
-  const widest = Math.max(0, ...named.map((each) => 7 * String(each.name).length + 50));
+  const widest = Math.max(0, ...named.map((each) => 7 * shortName(each, plot).length + 50));
   return Math.ceil(named.length / Math.max(1, Math.floor(plot.clientWidth / widest)));
 }
 
@@ -136,7 +154,7 @@ function layout(panels, axis, plot) {
   const space = 0.09;
   const height = (1 - space * (panels.length - 1)) / panels.length;
   const narrow = plot.clientWidth < 500;
-  const below = (axis.type === "date" ? 60 : 44) + (narrow ? 20 * legendRows(panels, plot) : 0);
+  const below = (axis.type === "date" ? 65 : 50) + (narrow ? 20 * legendRows(panels, plot) : 0);
   const shared = { gridcolor: line, linecolor: line, zerolinecolor: line, tickfont: { size: 12 } };
   const made = {
     barmode: "stack",
@@ -144,7 +162,7 @@ function layout(panels, axis, plot) {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink },
-    margin: { l: narrow ? 44 : 56, r: 10, t: 26, b: below },
+    margin: { l: narrow ? 44 : 56, r: 10, t: 32, b: below },
     showlegend: panels.some((panel) => panel.curves.length > 1),
     legend: narrow
       ? { orientation: "h", x: 0, xref: "container", y: 0, yref: "container", yanchor: "bottom", font: { size: 12 } }
@@ -160,6 +178,10 @@ function layout(panels, axis, plot) {
       anchor: panels.length > 1 ? `y${panels.length}` : "y",
       showgrid: false,
       nticks: narrow ? 5 : 9,
+      ticks: "outside", // below the other axis's zero
+      ticklen: 5,
+      tickcolor: "rgba(0,0,0,0)",
+      ...(axis.type === "date" ? DATES : {}),
     },
     annotations: panels.map((panel, index) => ({
       text: plain(panel.title),
@@ -169,6 +191,7 @@ function layout(panels, axis, plot) {
       xanchor: "left",
       y: 1 - index * (height + space),
       yanchor: "bottom",
+      yshift: 6, // above the axis's topmost number
       showarrow: false,
       font: { size: 12.5, color: colour("--ink") },
     })),

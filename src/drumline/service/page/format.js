@@ -52,6 +52,14 @@ export function duration(seconds) {
   return `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
+const MONTHS = "Jan Feb Mar Apr May Jun Jul Aug Sep Oct Nov Dec".split(" "); // a locale's may differ from a chart's
+
+/** 2026-11-28 -> 28 Nov 2026 */
+export function day(text) {
+  const [year, month, number] = text.split("-").map(Number);
+  return `${number} ${MONTHS[month - 1]} ${year}`;
+}
+
 /** Time of day where it was today, else with the date; in the reader's own zone. */
 export function when(text) {
   if (!text) return NONE;
@@ -59,7 +67,7 @@ export function when(text) {
   if (Number.isNaN(time.getTime())) return NONE;
   const clock = time.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
   if (time.toDateString() === new Date().toDateString()) return clock;
-  return `${time.toLocaleDateString("en-GB", { day: "numeric", month: "short", year: "numeric" })}, ${clock.slice(0, 5)}`;
+  return `${day(`${time.getFullYear()}-${time.getMonth() + 1}-${time.getDate()}`)}, ${clock.slice(0, 5)}`;
 }
 
 export function rate(value, unit) {

@@ -14,19 +14,28 @@ const CLOCK = { read: (record) => new Date(record.time * 1000) };
 /** Section with loss, rate and GPU use of a job; stop() ends it. */
 export function jobCharts(id) {
   const curves = chart("Loss, rate and GPU use over time; the table of progress above has the newest values");
-  const none = el("p", { class: "muted chart-none" }, "No update has been recorded yet.");
+  const none = el("p", { class: "muted chart-none" }, "Loading…");
   const state = streamState();
   const place = el("div", { class: "chart-place" }, none, curves.whole);
   show(curves.whole, false);
   const records = [];
   let timer = null;
+  let isDrawn = false;
+  let isOver = false;
 
   function draw() {
+    clearTimeout(timer);
     timer = null;
     const panels = panelsOf(records);
+    isDrawn = panels.length > 0;
+    put(none, isOver ? "No update was recorded." : "No update has been recorded yet.");
     show(none, panels.length === 0);
     show(curves.whole, panels.length > 0);
     if (panels.length) curves.draw(panels, { title: "Time of day", type: "date" });
+  }
+
+  function drawSoon() {
+    timer ??= setTimeout(draw, DRAW_EVERY_MS);
   }
 
   const stop = follow(
@@ -37,11 +46,15 @@ export function jobCharts(id) {
           records.length = 0; // a resumed run drops the updates that it makes again
         else if (event.event === "record") records.push(JSON.parse(event.data));
       }
-      timer ??= setTimeout(draw, DRAW_EVERY_MS);
+      if (isDrawn) drawSoon();
+      else draw(); // the first ones are not waited with
     },
     (name, problem) => {
       state.set(name, problem);
-      if (name === "ended" && !records.length) put(none, "No update was recorded.");
+      isOver = name === "ended";
+      if (isOver) draw(); // "Complete" stands beside it
+      else if (name === "live") drawSoon();
+      else if (name === "refused") put(none, "There is nothing to draw.");
     },
   );
   return {

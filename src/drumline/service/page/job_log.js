@@ -1,11 +1,13 @@
 // A job's logs, followed while they grow.
 import { jobPath, withQuery } from "./api.js";
-import { el, put } from "./dom.js";
+import { el, mark, put, show } from "./dom.js";
 import { card, options } from "./parts.js";
 import { follow } from "./stream.js";
 import { streamState } from "./stream_state.js";
 
 const MOST_LINES = 5000; // in the page; all of them are behind the link, page by page
+
+const NOTHING = { live: "Nothing has been written yet.", ended: "Nothing was written." };
 
 /** Section with one of the job's logs; sources(names) says which have been written. workers: of a prediction. */
 export function jobLog(id, { workers = false } = {}) {
@@ -13,18 +15,34 @@ export function jobLog(id, { workers = false } = {}) {
   const source = el("select", { id: "log-source" });
   const followed = el("input", { type: "checkbox", id: "log-follow" });
   const whole = el("a", { target: "_blank", rel: "noopener" }, "As JSON");
+  const none = el("p", { class: "muted log-none" });
   const cut = el("p", { class: "muted" });
   const state = streamState();
   followed.checked = true;
   let offered = null;
   let stop = null;
+  let standing = "";
+
+  function stands(name, problem) {
+    standing = name;
+    state.set(name, problem);
+    drawNone();
+  }
+
+  /** Says why there is no line; one that has ended takes no more room than it needs. */
+  function drawNone() {
+    const isEmpty = !text.childElementCount;
+    put(none, isEmpty ? (NOTHING[standing] ?? "") : "");
+    mark(text, "data-ended", standing === "ended");
+    show(text, !(isEmpty && standing === "ended"));
+  }
 
   function begin() {
     if (stop) stop();
     empty();
     const path = (query) => withQuery(jobPath(id, "/logs"), { source: source.value, ...query });
     whole.href = new URL(path(), document.baseURI).href;
-    stop = follow(path({ tail: MOST_LINES }), add, state.set);
+    stop = follow(path({ tail: MOST_LINES }), add, stands);
   }
 
   function empty() {
@@ -46,6 +64,7 @@ export function jobLog(id, { workers = false } = {}) {
     const much = text.childElementCount - MOST_LINES;
     for (let index = 0; index < much; index += 1) text.firstChild.remove();
     if (much >= 0) put(cut, `The last ${MOST_LINES.toLocaleString("en")} lines are shown.`);
+    drawNone();
     if (followed.checked) text.scrollTop = text.scrollHeight;
   }
 
@@ -75,7 +94,7 @@ export function jobLog(id, { workers = false } = {}) {
   sources([]);
   begin();
   return {
-    whole: card("Log", [text, cut], {
+    whole: card("Log", [el("div", { class: "log-place" }, text, none), cut], {
       id: "log",
       beside: [
         state.place,

@@ -34,6 +34,9 @@ export function shareOf(job) {
   return all > 0 && step !== null ? step / all : null;
 }
 
+/** Whether nobody looks after it, as its machine does not answer. */
+export const isSilent = (job) => job.reason === "node_silent" && !hasEnded(job);
+
 export const predicts = (job) => job.kind === "infer";
 
 /** Bar, updates and time left; of a queued job what it waits for, of an ended one why it ended. */
@@ -55,6 +58,7 @@ export function waitWords(job) {
 function progressWords(job) {
   if (job.state === "queued") return waitWords(job);
   if (hasEnded(job)) return job.state === "succeeded" ? "" : firstSentence(job.message);
+  if (isSilent(job)) return "Its machine does not answer";
   const { step, num_steps: all, eta_s: left } = job.progress;
   if (predicts(job)) return rowWords(job);
   if (step === null) return job.state === "starting" ? "Starts" : "No update yet";
@@ -86,7 +90,9 @@ export const heldDevices = ({ devices }) =>
 /** GPU-1234abcd-… -> GPU-1234abcd, as an address of a table's cell. */
 export const shortDevice = (id) => (id.startsWith("GPU-") ? id.slice(0, 12) : id);
 
-export const lossOf = (job) => number(job.progress.eval_loss ?? job.progress.loss);
+export const lossOf = (job) => number(job.progress.loss);
+export const bestLossOf = (job) => number(job.best_loss);
+export const timeOf = (job) => duration(job.training_time ?? job.progress.elapsed_s);
 export const rateOf = (job) => rate(job.progress.units_per_s, job.progress.unit);
 export const created = (job) => when(job.created_at);
 

@@ -3,8 +3,8 @@ import { ask, asProblem, jobPath, withQuery } from "./api.js";
 import { chart, curve } from "./charts.js";
 import { currency } from "./currency.js";
 import { el, put, show } from "./dom.js";
-import { duration, energy, integer, money, number, rate, STATES, title, when } from "./format.js";
-import { jobAddress } from "./job_rows.js";
+import { energy, integer, money, STATES, title, when } from "./format.js";
+import { bestLossOf, jobAddress, lossOf, rateOf, timeOf } from "./job_rows.js";
 import { card, emptyBox, heading, labelled, options, problemBox, skeleton } from "./parts.js";
 import { AXES, differing, flat, points, shown, VALUES } from "./records.js";
 import { MOST_COMPARED } from "./view_history.js";
@@ -134,10 +134,11 @@ function resultCard(runs) {
   const row = (name, read) => [name, runs.map((run) => read(run.job))];
   const rows = [
     row("State", (job) => STATES[job.state]),
-    row("Best loss", (job) => number(job.best_loss ?? job.progress.loss)),
+    row("Best loss", bestLossOf),
+    row("Last loss", lossOf),
     row("Updates", (job) => integer(job.progress.step)),
-    row("Training time", (job) => duration(job.training_time ?? job.progress.elapsed_s)),
-    row("Rate", (job) => rate(job.progress.units_per_s, job.progress.unit)),
+    row("Training time", timeOf),
+    row("Rate", rateOf),
     row("Devices", (job) => integer(job.devices.length)),
     row("Energy", (job) => energy(job.gpu_stats?.energy_j || null)),
     row("Cost", (job) => money(job.gpu_stats?.cost || null, job.gpu_stats?.currency)),

@@ -2,7 +2,7 @@
 import { ask, withQuery } from "./api.js";
 import { chart, curve } from "./charts.js";
 import { el, put, show } from "./dom.js";
-import { count, duration, energy, integer, money, NONE, number, percent, rate } from "./format.js";
+import { count, day, duration, energy, integer, money, NONE, number, percent, rate } from "./format.js";
 import { jobAddress } from "./job_rows.js";
 import { card, emptyBox, facts, heading, labelled, options, problemBox, skeleton, table } from "./parts.js";
 import { poll } from "./poll.js";
@@ -95,9 +95,9 @@ export function open(main) {
       goodput: percent(total.goodput),
     });
     const fill =
-      (name) =>
+      (name, shown = (key) => key) =>
       (cells, [key, sums]) => {
-        put(cells[name], key);
+        put(cells[name], shown(key));
         put(cells.jobs, integer(sums.jobs));
         fillSums(cells, sums, currency);
         put(cells.queue, duration(sums.queue_p50_s));
@@ -109,7 +109,7 @@ export function open(main) {
     byDay.update(
       Object.entries(everyDay).sort(([a], [b]) => (a < b ? 1 : -1)),
       ([key]) => key,
-      fill("day"),
+      fill("day", day),
     );
     const all = count(total.jobs, "job");
     const rated = `Rates, MFU and goodput are of the newest ${integer(answer.looked_at)} of ${all}. `;
@@ -128,7 +128,7 @@ export function open(main) {
         if (!cells.job.firstChild) cells.job.append(el("a", { href: jobAddress(job.job_id) }));
         put(cells.job.firstChild, job.name || job.job_id);
         put(cells.owner, job.owner);
-        put(cells.day, job.day);
+        put(cells.day, day(job.day));
         fillSums(cells, job, currency);
       },
     );
@@ -136,8 +136,9 @@ export function open(main) {
   }
 
   function drawDays(everyDay) {
-    const x = Object.keys(everyDay).sort();
-    const y = x.map((day) => everyDay[day].device_s / 3600);
+    const keys = Object.keys(everyDay).sort();
+    const x = keys.map(day);
+    const y = keys.map((key) => everyDay[key].device_s / 3600);
     days.draw([{ title: "Hours", curves: [{ name: "device hours", unit: "h", colour: curve(0), x, y }] }], {
       title: "Day (UTC)",
       type: "category",

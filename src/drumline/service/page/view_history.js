@@ -1,7 +1,7 @@
 // What has ended, and the choice of jobs to compare.
 import { el, mark, put } from "./dom.js";
-import { duration, ENDED, number, when } from "./format.js";
-import { fillName, fillProgress, fillState, stateOptions } from "./job_rows.js";
+import { ENDED, when } from "./format.js";
+import { bestLossOf, fillName, fillProgress, fillState, stateOptions, timeOf } from "./job_rows.js";
 import { jobList } from "./job_list.js";
 import { emptyBox, heading } from "./parts.js";
 
@@ -71,8 +71,8 @@ export function open(main, { query, session }) {
       cells.name.classList.add("bare");
       fillState(cells.state, job);
       fillProgress(cells.progress, job);
-      put(cells.best, number(job.best_loss));
-      put(cells.time, duration(job.training_time));
+      put(cells.best, bestLossOf(job));
+      put(cells.time, timeOf(job));
       put(cells.gpus, job.devices.length || "–");
       put(cells.owner, job.owner);
       put(cells.ended, when(job.ended_at));

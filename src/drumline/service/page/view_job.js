@@ -19,7 +19,19 @@ import {
 import { jobActions } from "./job_actions.js";
 import { jobCharts } from "./job_charts.js";
 import { jobLog } from "./job_log.js";
-import { askedDevices, jobAddress, predicts, rateOf, shareOf, shortDevice, waitWords } from "./job_rows.js";
+import {
+  askedDevices,
+  bestLossOf,
+  isSilent,
+  jobAddress,
+  lossOf,
+  predicts,
+  rateOf,
+  shareOf,
+  shortDevice,
+  timeOf,
+  waitWords,
+} from "./job_rows.js";
 import { badge, bar, card, facts, heading, problemBox, setBadge, setBar, skeleton, table } from "./parts.js";
 import { poll } from "./poll.js";
 
@@ -178,35 +190,39 @@ function bodyOf(job, session, changed, failed) {
 function fillWhy(place, job) {
   const words =
     job.state === "queued" ? waitWords(job) : job.state === "succeeded" ? "" : job.message;
-  place.classList.toggle("bad", ["failed", "timed_out", "lost"].includes(job.state));
+  place.classList.toggle("bad", ["failed", "timed_out", "lost"].includes(job.state) || isSilent(job));
   put(place.firstChild, words);
-  put(place.lastChild, [job.state === "queued" ? "" : job.fix, job.note].filter(Boolean).join(" "));
+  const again = isSilent(job) && job.state === "stopping" ? "A cancel of before does not count: cancel it again." : "";
+  put(place.lastChild, [job.state === "queued" ? "" : sentence(job.fix), again, job.note].filter(Boolean).join(" "));
   show(place.lastChild, place.lastChild.textContent !== "");
   show(place, place.textContent !== "");
 }
 
+/** The service's words do not end in a full stop, as others may follow. */
+const sentence = (words) => (words && !/[.!?]$/.test(words) ? `${words}.` : words);
+
 function tileValues(job) {
-  const { step, num_steps: all, loss, eval_loss, mfu, elapsed_s: elapsed, eta_s: left } = job.progress;
+  const { step, num_steps: all, eval_loss, mfu, eta_s: left } = job.progress;
   return {
     updates: all ? `${integer(step)} of ${integer(all)}` : integer(step),
-    loss: number(loss),
+    loss: lossOf(job),
     eval_loss: number(eval_loss),
     rate: rateOf(job),
     mfu: percent(mfu),
-    elapsed: duration(job.training_time ?? elapsed),
+    elapsed: timeOf(job),
     left: duration(left),
   };
 }
 
 function rowValues(job) {
   const { rows_done: done, rows_total: all, rows_failed: failed } = job.progress;
-  const { rows_per_s: rows, tokens_per_s: tokens, elapsed_s: elapsed, eta_s: left } = job.progress;
+  const { rows_per_s: rows, tokens_per_s: tokens, eta_s: left } = job.progress;
   return {
     rows: all ? `${integer(done)} of ${integer(all)}` : integer(done),
     failed: integer(failed),
     rate: rate(rows, "rows"),
     tokens: rate(tokens, "tokens"),
-    elapsed: duration(job.training_time ?? elapsed),
+    elapsed: timeOf(job),
     left: duration(left),
   };
 }
@@ -226,7 +242,7 @@ function factValues(job) {
     created: when(job.created_at),
     started: job.started_at ? when(job.started_at) : "",
     ended: job.ended_at ? when(job.ended_at) : "",
-    best: job.best_loss === null ? "" : number(job.best_loss),
+    best: job.best_loss === null ? "" : bestLossOf(job),
     model_path: job.model_path ?? "",
     output: job.output_path?.split("/").at(-1) ?? "",
     energy: spent.energy_j ? energy(spent.energy_j) : "",

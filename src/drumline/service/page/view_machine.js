@@ -1,9 +1,9 @@
 // The machine now: each GPU's use, memory, heat, power, health and holder; without GPUs its slots.
 import { ask } from "./api.js";
 import { el, keyed, mark, put, show } from "./dom.js";
-import { bytes, count, duration, NONE } from "./format.js";
-import { jobAddress } from "./job_rows.js";
-import { bar, badge, emptyBox, facts, heading, problemBox, setBar, skeleton } from "./parts.js";
+import { bytes, count, duration, NONE, when } from "./format.js";
+import { jobAddress, shortDevice } from "./job_rows.js";
+import { bar, badge, card, emptyBox, facts, heading, problemBox, setBar, skeleton, table } from "./parts.js";
 import { poll } from "./poll.js";
 
 const TILES = {
@@ -28,7 +28,11 @@ export function open(main) {
   const cards = el("div", { class: "gpus" });
   const none = el("section", { class: "card" }, emptyBox(""));
   for (const each of [summary, none]) show(each, false);
-  main.append(heading("Machine"), problem.box, checks, waiting, summary, late, cards, none);
+  const node = el("span", { class: "muted" });
+  const silent = silentCard();
+  const head = heading("Machine");
+  head.append(node);
+  main.append(head, problem.box, checks, waiting, summary, late, cards, none, silent.whole);
 
   async function load(options) {
     const [stats, resources] = await Promise.all([
@@ -42,6 +46,8 @@ export function open(main) {
     problem.clear();
     waiting.remove();
     show(summary, true);
+    put(node, resources.node);
+    silent.set(resources.leases.filter((lease) => lease.run_out));
     tiles.set(tileValues(stats, resources));
     for (const name of ["memory", "power"]) tiles.show(name, stats.gpu_count > 0);
     show(late, Boolean(stats.late));
@@ -74,6 +80,41 @@ export function open(main) {
   return () => {
     look.stop();
     health.stop();
+  };
+}
+
+/** Leases that nobody has renewed in time, here or on machines that do not answer. */
+function silentCard() {
+  const rows = table("Leases that have run out", [
+    { name: "node", label: "Machine" },
+    { name: "device", label: "Device" },
+    { name: "job", label: "Job" },
+    { name: "owner", label: "Owner" },
+    { name: "since", label: "Held since" },
+    { name: "expires", label: "Ran out" },
+  ]);
+  const why = "Nobody has renewed these in time. A device is held all the same until its job has ended.";
+  const whole = card("Leases that have run out", [el("p", { class: "muted" }, why), rows.whole]);
+  show(whole, false);
+  return {
+    whole,
+    set(leases) {
+      show(whole, leases.length > 0);
+      rows.update(
+        leases,
+        (lease) => `${lease.node} ${lease.device}`,
+        (cells, lease) => {
+          put(cells.node, lease.node);
+          put(cells.device, shortDevice(lease.device));
+          if (lease.job_id === null) put(cells.job, "of somebody else");
+          else if (cells.job.textContent !== lease.job_id)
+            cells.job.replaceChildren(el("a", { href: jobAddress(lease.job_id) }, lease.job_id));
+          put(cells.owner, lease.owner ?? NONE);
+          put(cells.since, when(lease.since));
+          put(cells.expires, when(lease.expires));
+        },
+      );
+    },
   };
 }
 
