@@ -39,6 +39,7 @@ COMMANDS = [
     "merge",
     "monitor",
     "plan",
+    "quickstart",
     "report",
     "serve",
     "tokens create",

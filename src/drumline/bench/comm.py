@@ -57,6 +57,7 @@ def bench_comm(config: RunConfig, sizes: Sequence[int], samples: int) -> dict[st
     groups = open_groups(world, device, backend, config.parallel.timeout_s)
     try:
         rows = [row for size in sizes for row in bench_size(groups, size, samples)]
+        wrong = wrong_sums(groups, max(sizes))
         state = read_state(gpus).to_json()
     except BaseException:
         groups.abort()
@@ -68,6 +69,7 @@ def bench_comm(config: RunConfig, sizes: Sequence[int], samples: int) -> dict[st
         "device": torch.cuda.get_device_name(device) if gpus else "cpu",
         "versions": {"drumline": __version__, "torch": torch.__version__, "cuda": torch.version.cuda},
         "rows": rows,
+        "wrong_sums": wrong,
         "machine": {"under_load": state},
     }
 
@@ -82,6 +84,16 @@ def bench_size(groups: Groups, size: int, samples: int) -> list[dict[str, Any]]:
         facts = {"collective": collective.name, "bytes": size, "seconds": measured(seconds)}
         rows.append({**facts, "algorithm_bytes_per_s": algorithm, "bus_bytes_per_s": bus})
     return rows
+
+
+def wrong_sums(groups: Groups, size: int) -> int:
+    """How many elements of an all-reduced message, over all ranks, are not the sum of what the ranks gave."""
+    world = groups.world
+    numbers = torch.arange(max(1, size // 4), device=groups.device) % 251  # whole numbers: their sums are exact
+    message = (numbers + world.rank).float()
+    dist.all_reduce(message, group=groups.train)
+    sums = numbers * world.size + world.size * (world.size - 1) // 2
+    return sum(groups.side.exchange("sums", int((message != sums).sum())))
 
 
 def collectives(groups: Groups, size: int) -> list[Collective]:

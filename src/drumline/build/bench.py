@@ -13,6 +13,7 @@ from typing import Any
 
 from drumline.bench.comm import bench_comm
 from drumline.bench.data import bench_data
+from drumline.bench.soundness import bench_soundness
 from drumline.bench.train import Lengths, bench_train
 from drumline.build.parts import build_parts
 from drumline.config.load import load_config
@@ -46,6 +47,8 @@ def measure(config: RunConfig, run: RunDir, request: Mapping[str, Any]) -> dict[
     if request["kind"] == "data":
         return bench_data(config, built.train, built.model, built.options, request)
     built.options["run"] = run
+    if request["kind"] == "check":
+        return bench_soundness(built.model, config, built.train, built.options, request)
     lengths = Lengths(request["warm_up"], request["steps"])
     return bench_train(built.model, config, built.train, built.options, lengths)
 

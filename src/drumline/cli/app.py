@@ -23,6 +23,7 @@ from drumline.cli import (
     merge,
     monitor,
     plan,
+    quickstart,
     report,
     serve,
     tokens,
@@ -36,6 +37,7 @@ INTERRUPTED = 3
 """Exit status of a command that was interrupted (Ctrl-C)."""
 
 COMMANDS = (
+    quickstart,
     train,
     finetune,
     launch,

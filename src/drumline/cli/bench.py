@@ -125,6 +125,8 @@ def comm(
     say(f"bench: four collectives on {len(sizes)} message sizes, between {workers.num} processes")
     result = run_workers(run, request)
     result |= {"title": "bench comm", "request": what, "advice": bucket_advice(result["rows"])}
+    if result["wrong_sums"]:
+        result["warnings"].append(f"{result['wrong_sums']} sums of an all-reduce are wrong: see drumline gpus --test")
     tell_result(run, result, config, wanted)
 
 

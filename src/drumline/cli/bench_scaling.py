@@ -23,7 +23,7 @@ def scaling(
     baseline: Annotated[Path | None, typer.Option(help="As for bench train.")] = None,
     out: Annotated[Path, typer.Option(help="Folder that keeps benchmarks and their history.")] = Path("bench"),
     as_json: Json = False,
-) -> None:
+) -> dict[str, Any]:
     """Time a recipe at several numbers of processes: speed-up and efficiency, strong and weak.
 
     Strong: the recipe's global batch, whatever the number. Weak: the batch that a process has of it at the largest
@@ -67,6 +67,7 @@ def scaling(
     }
     whole["message"] = sentence(whole["rows"])
     tell_result(folder, whole, config, wanted)
+    return whole
 
 
 def configs(config: RunConfig, hardware: Hardware, processes: list[int]) -> list[tuple[str, int, RunConfig]]:
@@ -119,6 +120,7 @@ def row_of(mode: str, count: int, result: dict[str, Any]) -> dict[str, Any]:
         "processes": count,
         "global_batch": result["plan"]["global_batch"],
         "units_per_s": result["units_per_s"],
+        "samples_per_s": result["samples_per_s"],
         "step_s": result["step_s"],
         "mfu": result["mfu"],
         "breakdown": slowest,

@@ -53,7 +53,19 @@ def read_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 def dump_config(config: RunConfig) -> str:
     """Write every setting as YAML; load_config reads an equal RunConfig from it."""
-    values = config.model_dump(mode="json")
+    return _dump(config.model_dump(mode="json"))
+
+
+def dump_changed(recipe: str, overrides: Sequence[str]) -> str:
+    """Write what a recipe says itself, with overrides in it, as YAML: without the defaults. Raises as load_config."""
+    load_config(recipe, overrides)
+    layer = read_file(find_recipe(recipe))
+    for override in overrides:
+        apply_override(layer, override)
+    return _dump(layer.value)
+
+
+def _dump(values: Any) -> str:
     return yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False, width=120)
 
 
