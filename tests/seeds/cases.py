@@ -27,7 +27,7 @@ class Mend:
 
 @dataclass(frozen=True)
 class Case:
-    """One block. The program that runs is `before`, the mended block, `after`.
+    """One block. The program that runs is `before`, the mended block, `after`; for YAML, Python that reads block.yaml.
 
     before: what the document takes for granted: models, data and variables of the reader's (a stand-in, if not empty).
     after: checks of what the block did; an assertion that fails fails the test.
@@ -47,6 +47,8 @@ class Case:
     files: tuple[tuple[str, str], ...] = ()
     """Name and text of files that lie in the folder: scripts that a command starts."""
     timeout_s: float = 120.0
+    is_long: bool = False
+    """`make test-long` runs it; something shorter in CI checks the same part of drumline."""
 
     def kinds(self) -> list[str]:
         """In what ways the block was adapted, in the order of the list."""

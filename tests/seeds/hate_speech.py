@@ -110,6 +110,7 @@ END
 """,
     ),
     10: Case(
+        is_long=True,
         files=(RUNNER,),
         before=GIVEN
         + """mkdir -p data/processed/unified_splits
@@ -127,6 +128,7 @@ done
         after=ALL_ROWS.format(pattern="'finetuning/outputs/*/run_*/strategy_combined_optimized.csv'", rows="10"),
     ),
     13: Case(
+        is_long=True,
         files=(RUNNER,),
         before=GIVEN,
         after=ALL_ROWS.format(pattern="'finetuning/outputs/test_gpu*/run_*/strategy_*.csv'", rows="10,10"),

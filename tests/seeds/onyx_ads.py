@@ -200,6 +200,7 @@ CASES = {
         why="the command that trains is simulated here, in blocks 6 to 8 it is real",
     ),
     6: Case(
+        is_long=True,
         awaits=True,
         mends=(import_line("optimized_finetuning "),),
         before=GPT2 + f"training_texts = {TEXTS}\n",
@@ -207,6 +208,7 @@ CASES = {
         timeout_s=600.0,
     ),
     7: Case(
+        is_long=True,
         before=IN_THE_SCRIPT
         + "    import json\n    import os\n    from pathlib import Path\n"
         + '    Path("gpt2").symlink_to(Path(os.environ["SEED_MODELS"]) / "llama")\n'

@@ -91,6 +91,7 @@ CASES = {
         "assert set(shown['gpu_utilization']['gpu_info']) <= set(results['gpu_utilization']['gpu_info'])\n",
     ),
     6: Case(
+        is_long=True,
         mends=(Mend("address or path", "python quick_start_multi_gpu.py", "drumline quickstart", 4),),
         after="test -s my_recipe.yaml; test -s runs/*/metrics.jsonl; test -s bench/scaling-*/result.json\n",
         timeout_s=300.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.seeds import email_sequences, hate_speech, onyx_ads, opus_clip
+from tests.seeds import darkroom, email_sequences, hate_speech, onyx_ads, opus_clip
 from tests.seeds.blocks import NAMES, blocks_of
 from tests.seeds.cases import Case
 
@@ -12,6 +12,7 @@ CASES: Mapping[str, Mapping[int, Case]] = {
     "onyx_ads": onyx_ads.CASES,
     "email_sequences": email_sequences.CASES,
     "opus_clip": opus_clip.CASES,
+    "darkroom": darkroom.CASES,
     "hate_speech": hate_speech.CASES,
 }
 """By document and block."""
@@ -23,6 +24,24 @@ TITLES = {
     "hate_speech": "004: a data set labelled by a large model",
 }
 BEFORE = """# The five documents, block by block
+
+drumline replaces five in-house systems, each described by a document. Every code block of these is run by a test, on a
+machine without GPU, against the adapters of `drumline.adapters` or the folder of `examples/` that does the same job. This page
+is written from the tests themselves.
+
+A block is `as written`, or `mended` in one of these ways: `import line`; `stand-in`, models, data and variables that the document
+takes for granted, and the name that a shown result is given to be compared; `GPU count`, with the backend that goes with it;
+`address or path`; `endless made finite`; `not valid Python`, an `await` outside of a coroutine or an empty `with`. What needs a GPU or
+what drumline replaces has beside it what ran instead.
+
+Departures from the documents:
+
+- Python 3.11 and torch 2.11 or newer; torchvision and torchaudio are not used.
+- All ranks evaluate and save together, each its part; the documents let the main process do it alone.
+- Mixed precision is torch's own, not Apex; GPUs are read through NVML, not GPUtil.
+- A batch size stands for one update over everything where the document does not say that it is a GPU's.
+- The darkroom's histories come from tabular Q-learning with replay, whose improvement fits into one context, so none are
+  thinned out.
 
 """
 

@@ -18,11 +18,16 @@ from tests.seeds.cases import Case
 ROOT = Path(__file__).parents[2]
 
 
-def program(block: Block, case: Case) -> str:
-    """The text that runs. Raises ValueError where a mend does not fit the block."""
-    text = case.instead or block.text
+def mended(text: str, case: Case) -> str:
+    """A block's text with all changes made. Raises ValueError where a mend does not fit the block."""
     for mend in case.mends:
         text = mend.apply(text)
+    return text
+
+
+def program(block: Block, case: Case) -> str:
+    """The text that runs; for YAML the Python around it, which reads block.yaml. Raises ValueError as `mended` does."""
+    text = case.instead if block.language == "yaml" else mended(case.instead or block.text, case)
     parts = [part for part in (case.before, text, case.after) if part]
     if not case.awaits:
         return "\n".join(parts)
@@ -35,7 +40,9 @@ def run(block: Block, case: Case, folder: Path, models: Path) -> subprocess.Comp
     for name, text in case.files:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
-    language = "bash" if block.language == "text" else block.language
+    language = {"text": "bash", "yaml": "python"}.get(block.language, block.language)
+    if block.language == "yaml":
+        (folder / "block.yaml").write_text(mended(block.text, case), encoding="utf-8")
     script = folder / ("block.py" if language == "python" else "block.sh")
     script.write_text(program(block, case), encoding="utf-8")
     command = [sys.executable, script.name] if language == "python" else ["bash", "-euo", "pipefail", script.name]
@@ -66,4 +73,8 @@ def check(block: Block, case: Case, folder: Path, models: Path) -> None:
 
 def every_block(name: str, cases: Mapping[int, Case]) -> list[Any]:
     """A document's blocks with their cases, for parametrize."""
-    return [pytest.param(block, cases[block.number], id=str(block.number)) for block in blocks_of(name)]
+    return [
+        pytest.param(block, case, id=str(block.number), marks=[pytest.mark.long] if case.is_long else [])
+        for block in blocks_of(name)
+        for case in [cases[block.number]]
+    ]
