@@ -25,14 +25,14 @@ TITLES = {
 }
 BEFORE = """# The five documents, block by block
 
-drumline replaces five in-house systems, each described by a document. Every code block of these is run by a test, on a
-machine without GPU, against the adapters of `drumline.adapters` or the folder of `examples/` that does the same job. This page
-is written from the tests themselves.
+drumline replaces five in-house systems, each described by a document. Every code block of these is run by a test, on
+a machine without GPU, against the adapters of `drumline.adapters` or the folder of `examples/` that does the same
+job. This page is written from the tests themselves.
 
-A block is `as written`, or `mended` in one of these ways: `import line`; `stand-in`, models, data and variables that the document
-takes for granted, and the name that a shown result is given to be compared; `GPU count`, with the backend that goes with it;
-`address or path`; `endless made finite`; `not valid Python`, an `await` outside of a coroutine or an empty `with`. What needs a GPU or
-what drumline replaces has beside it what ran instead.
+A block is `as written`, or `mended` in one of these ways: `import line`; `stand-in`, models, data and variables that
+the document takes for granted, and the name that a shown result is given to be compared; `GPU count`, with the
+backend that goes with it; `address or path`; `endless made finite`; `not valid Python`, an `await` outside of a
+coroutine or an empty `with`. What needs a GPU or what drumline replaces has beside it what ran instead.
 
 Departures from the documents:
 
@@ -40,8 +40,8 @@ Departures from the documents:
 - All ranks evaluate and save together, each its part; the documents let the main process do it alone.
 - Mixed precision is torch's own, not Apex; GPUs are read through NVML, not GPUtil.
 - A batch size stands for one update over everything where the document does not say that it is a GPU's.
-- The darkroom's histories come from tabular Q-learning with replay, whose improvement fits into one context, so none are
-  thinned out.
+- The darkroom's histories come from tabular Q-learning with replay, whose improvement fits into one context, so none
+  are thinned out.
 
 """
 
