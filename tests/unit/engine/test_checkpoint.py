@@ -121,7 +121,7 @@ def test_training_goes_on_while_a_slow_write_is_under_way(
 
     def slow(descriptor: int) -> None:
         if threading.current_thread() is not threading.main_thread():
-            assert goes_on.wait(20)
+            assert goes_on.wait(120)
         fsync(descriptor)
 
     def watch(trainer: Trainer, info: StepInfo) -> None:
