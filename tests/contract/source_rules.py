@@ -12,6 +12,11 @@ MAX_FUNCTION_LINES = 60
 MAX_LOOP_LINES = 100
 MAX_PARAMETERS = 7
 MAX_PUBLIC_METHODS = 15
+MAX_ADAPTER_LINES = 900
+COMPUTES = frozenset(
+    {"backward", "zero_grad", "step", "no_grad", "autocast", "all_reduce", "broadcast", "reduce", "synchronize"}
+)
+"""Methods and functions by which a model is trained or its numbers are put together."""
 VAGUE_NAMES = frozenset({"util", "utils", "helper", "helpers", "common", "misc", "manager"})
 
 # Rooms in the order of the design, from the bottom up: each may import those before it on its side, and the base.
@@ -86,6 +91,19 @@ def class_breaches(tree: Path) -> list[str]:
                 public = {item.name for item in node.body if isinstance(item, Function) and item.name[0] != "_"}
                 if len(public) > MAX_PUBLIC_METHODS:
                     breaches.append(f"{path}:{node.name} has {len(public)} public methods")
+    return breaches
+
+
+def adapter_breaches(adapters: Path) -> list[str]:
+    """Calls of what computes, and adapters (a module or a package) of more than MAX_ADAPTER_LINES lines."""
+    breaches, sizes = [], dict[str, int]()
+    for path, module in _parsed(adapters):
+        name = path.relative_to(adapters).with_suffix("").parts[0]
+        sizes[name] = sizes.get(name, 0) + len(path.read_text(encoding="utf-8").splitlines())
+        for node in ast.walk(module):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in COMPUTES:
+                breaches.append(f"{path}:{node.lineno}: {node.func.attr} computes; drumline has it elsewhere")
+    breaches += [f"{name}: {size} lines" for name, size in sizes.items() if size > MAX_ADAPTER_LINES]
     return breaches
 
 

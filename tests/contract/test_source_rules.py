@@ -22,6 +22,18 @@ def test_imports_go_downward() -> None:
     assert not breaches, "\n".join(breaches)
 
 
+def test_adapters_compute_nothing() -> None:
+    assert len(source_rules.sources(PACKAGE / "adapters")) > 4
+    breaches = source_rules.adapter_breaches(PACKAGE / "adapters")
+    assert not breaches, "\n".join(breaches)
+
+
+def test_an_adapter_that_computes_is_noticed(tmp_path: Path) -> None:
+    plant(tmp_path, "old/trainer.py", "loss.backward()\noptimizer.step()\n")
+    plant(tmp_path, "long.py", "x = 1\n" * (source_rules.MAX_ADAPTER_LINES + 1))
+    assert len(source_rules.adapter_breaches(tmp_path)) == 3
+
+
 @pytest.mark.parametrize("tree", TREES, ids=lambda tree: tree.name)
 def test_sizes(tree: Path) -> None:
     assert len(source_rules.sources(tree)) > 20
