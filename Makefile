@@ -6,7 +6,7 @@ BIN := .venv/bin
 ASSETS ?= $(CURDIR)/.venv/test-assets
 PYTEST := $(BIN)/python -m pytest
 # Folders that hold tests; an empty one does not outlive a clone. Most of the first are one process, so two run at once.
-TWO_AT_ONCE := $(wildcard tests/unit tests/contract)
+TWO_AT_ONCE := $(wildcard tests/unit tests/contract tests/seeds)
 # What starts commands or ranks waits as much as it computes; two files run at once, as the tests of one share what was
 # trained, or a pool of ranks.
 TWO_FILES_AT_ONCE := $(wildcard tests/cli tests/ranks tests/examples)
@@ -91,6 +91,7 @@ docs: .venv
 	$(BIN)/python -c 'from drumline.config.page import service_page; print(service_page(), end="")' > docs/service-config.md
 	$(BIN)/python -c 'from drumline.config.page import prediction_page; print(prediction_page(), end="")' > docs/predict-config.md
 	$(BIN)/python -m tests.contract.write_openapi
+	$(BIN)/python -m tests.seeds.page > docs/seeds.md
 
 clean:
 	rm -rf .venv dist runs .drumline .mypy_cache .ruff_cache .pytest_cache

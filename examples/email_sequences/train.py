@@ -158,6 +158,9 @@ async def main(epochs: int, patience: int, name: str | None) -> None:
     )
     print(f"training {len(texts.train)} texts, mode {training.multi_gpu_trainer.training_mode}", flush=True)
     results = await training.train()
+    if not results["history"]:
+        print(f"nothing was left to train: {results['run_dir']} has ended")
+        return
     summary = training.multi_gpu_trainer.get_performance_summary()
     file = Path(results["run_dir"]) / "report.md"
     file.write_text(report(results, summary, by_class(model, texts)), encoding="utf-8")

@@ -5,6 +5,8 @@ python examples/video_clips/automatic_strategy.py
 
 from __future__ import annotations
 
+from functools import partial
+
 from clips import create_datasets, create_model, loss_fn, optimizer_of, parse
 
 from drumline.adapters.opus_clip import (
@@ -29,7 +31,9 @@ def main(small: bool, epochs: int) -> None:
     print(f"chosen: {strategy}")
     if strategy == "distributed":
         # It begins with a process a GPU, which make model and data themselves.
-        launch_distributed_training(0, info["count"], create_model, create_datasets, config, epochs)
+        datasets = partial(create_datasets, small)
+        for found in launch_distributed_training(0, info["count"], create_model, datasets, config, epochs):
+            print(f"epoch {found['epoch']}: loss {found['train_loss']:.3f}, held out {found['val_loss']:.3f}")
         return
     model = create_model()
     train, held_out = create_datasets(small)

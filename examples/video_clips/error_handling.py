@@ -37,7 +37,7 @@ class Broken(Clips):
 
 
 def out_of_memory(small: bool) -> None:
-    """Smaller passes for the same update are taken by themselves; where even that fails, the except block helps."""
+    """Smaller passes for the same update are taken by themselves; only what no single clip fits gets to the except."""
     model, config = create_model(), MultiGPUConfig(strategy="single", batch_size=32, num_workers=0)
     trainer = DataParallelTrainer(model, config, create_datasets(small)[0], None, optimizer_of(model), small_memory)
     try:

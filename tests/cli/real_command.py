@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -26,8 +29,18 @@ checkpoint: {every: 4}
 track: {every: 2}
 hardware: {device: cpu, num_processes: 2}
 """
+USUAL_PORT_LOCK = Path(tempfile.gettempdir()) / "drumline-tests-port-8000.lock"
+"""Held by a test while it has the service on its usual port; tests of other files run at the same time."""
 LIMIT_S = 10.0
 """From the first failing rank's record, or from a signal, to the end of the command and of every process of it."""
+
+
+@contextmanager
+def usual_port() -> Iterator[None]:
+    """Wait until no other test has the service on its usual port, and keep it meanwhile."""
+    with USUAL_PORT_LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @dataclass(frozen=True)
@@ -79,7 +92,7 @@ class Command:
     def wait(self) -> Ended:
         """Wait for its end; one that does not come within two minutes fails the test."""
         with self:
-            out, err = self._process.communicate(timeout=120)
+            out, err = self._process.communicate(timeout=300)
         now = time.time()
         return Ended(self._process.returncode, out, err, now - self._began, now)
 

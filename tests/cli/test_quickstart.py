@@ -42,7 +42,7 @@ def test_epochs_train_and_leave_a_run(tmp_path: Path) -> None:
 def test_lines_of_standard_input_answer_and_its_end_takes_the_rest(tmp_path: Path) -> None:
     for lines, name in (("classify_images\n", "my_recipe.yaml"), ("", "my_recipe_2.yaml")):
         asked = [str(COMMAND), "quickstart", "--interactive"]
-        ended = subprocess.run(asked, cwd=tmp_path, input=lines, capture_output=True, text=True, timeout=60)
+        ended = subprocess.run(asked, cwd=tmp_path, input=lines, capture_output=True, text=True, timeout=600)
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout.endswith(f"wrote {name}; train it with:\n  drumline train {name}\n")
     assert load_config(tmp_path / "my_recipe.yaml") == load_config("classify_images")

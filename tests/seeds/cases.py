@@ -46,7 +46,7 @@ class Case:
     """Python with `await` outside of a coroutine: it is put into one."""
     files: tuple[tuple[str, str], ...] = ()
     """Name and text of files that lie in the folder: scripts that a command starts."""
-    timeout_s: float = 120.0
+    timeout_s: float = 600.0
     is_long: bool = False
     """`make test-long` runs it; something shorter in CI checks the same part of drumline."""
 

@@ -14,6 +14,7 @@ json.dump(rows, open("data/processed/unified/unified_val.json", "w"))
 END
 """
 GIVEN = MODEL + ROWS
+PORT = "PORT=$(python -c 'from drumline.adapters.email_sequences import get_free_port; print(get_free_port())')\n"
 RUNNER = (
     "finetuning/pipeline/baseline/runner.py",
     "from drumline.adapters.hate_speech import LocalModelConnector, main, run_baseline\n"
@@ -144,11 +145,12 @@ done
     ),
     16: Case(
         files=(RUNNER,),
-        before=GIVEN + "RUNNER=finetuning/pipeline/baseline/runner.py\n",
+        before=GIVEN + PORT + "RUNNER=finetuning/pipeline/baseline/runner.py\n",
         mends=(
             Mend("GPU count", "--nproc_per_node=4", "--nproc_per_node=1", 2),
             Mend("GPU count", "--nnodes=4", "--nnodes=2", 2),
             Mend("address or path", "10.0.0.4", "127.0.0.1", 2),
+            Mend("address or path", "29500", "$PORT", 2),
             Mend("address or path", "finetuning/pipeline/baseline/runner.py\n\n# Node 1", "$RUNNER &\n\n# Node 1"),
             Mend("address or path", "finetuning/pipeline/baseline/runner.py\n\n# Repeat", "$RUNNER &\n\n# Repeat"),
         ),

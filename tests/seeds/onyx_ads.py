@@ -104,8 +104,9 @@ if __name__ == "__main__":
 """
 
 SERVICE = """
-for attempt in $(seq 120); do (echo > /dev/tcp/127.0.0.1/8000) 2> /dev/null || break; sleep 1; done
-drumline serve --set "files.model_names={gpt2: $SEED_MODELS/llama}" > serve.log 2>&1 &
+exec 9> "$(python -c 'from tests.cli.real_command import USUAL_PORT_LOCK; print(USUAL_PORT_LOCK)')"
+flock 9  # another test may have the service on this port
+drumline serve --set "files.model_names={gpt2: $SEED_MODELS/llama}" > serve.log 2>&1 9>&- &
 server=$!
 trap 'kill -TERM $server; wait $server || true' EXIT
 curl() { command curl --silent --show-error --fail-with-body "$@"; }
@@ -229,7 +230,7 @@ CASES = {
         why="`await` in a plain function; processes are started below `__main__`",
         timeout_s=600.0,
     ),
-    8: Case(before=SERVICE, after=ANSWERED, why="the service is started for these calls", timeout_s=600.0),
+    8: Case(before=SERVICE, after=ANSWERED, why="the service is started for these calls", timeout_s=900.0),
     9: Case(
         before=SIMULATED_GPU,
         mends=(import_line("multi_gpu_training import ", "import GPUConfig, "),),

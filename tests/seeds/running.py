@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +55,7 @@ def run(block: Block, case: Case, folder: Path, models: Path) -> subprocess.Comp
         "PYTHONPATH": f"{folder}:{ROOT}",
         "SEED_MODELS": str(models),
     }
-    return subprocess.run(
+    with subprocess.Popen(
         command,
         cwd=folder,
         env=environment,
@@ -61,8 +63,14 @@ def run(block: Block, case: Case, folder: Path, models: Path) -> subprocess.Comp
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=case.timeout_s,
-    )
+        start_new_session=True,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=case.timeout_s)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also what a shell has left running
+    return subprocess.CompletedProcess(command, process.returncode, output)
 
 
 def check(block: Block, case: Case, folder: Path, models: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import transformers
 
-from tests.cli.real_command import COMMAND
+from tests.cli.real_command import COMMAND, usual_port
 
 pytestmark = pytest.mark.system
 
@@ -55,6 +55,7 @@ def serving(folder: Path, model: Path) -> Iterator[None]:
     """`drumline serve` on its usual port; it knows the model by the name that the calls use."""
     command = [str(COMMAND), "serve", "--set", f"files.model_names={{gpt2: {model}}}"]
     with (
+        usual_port(),
         (folder / "serve.log").open("w") as log,
         subprocess.Popen(command, cwd=folder, stdout=log, stderr=log) as server,
     ):

@@ -30,7 +30,7 @@ def run(folder: Path, *command: str) -> str:
     """Standard output of what must end well."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     ended = subprocess.run(
-        [str(BIN / command[0]), *command[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=280
+        [str(BIN / command[0]), *command[1:]], cwd=folder, env=environment, capture_output=True, text=True, timeout=600
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout

@@ -26,7 +26,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
 
 

@@ -91,7 +91,7 @@ class EpochTrainer:
 
         self.model = model
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE) if optimizer is None else optimizer
-        self._config = config
+        self._asked = self._config = config
         self._data = (train_data, eval_data)
         self._loss = mean_loss(loss)
         self._world = world
@@ -117,16 +117,21 @@ class EpochTrainer:
 
         config: where it is another one than before, the model and its optimizer go on under that.
         """
-        if config is not None and config != self._config:
+        if config is not None and config != self._asked:
             self.close()
+            self._asked = config
             self._config = config.model_copy(update={"seed": config.seed + self._epochs})  # another order than before
         began, loss, weight, units, found = time.perf_counter(), 0.0, 0.0, 0, {"samples": 0, "updates": 0}
-        for info in self.trainer.steps(epochs=1):
-            units += info.units
-            found["samples"] += info.samples
-            found["updates"] += 1
-            if info.logged is not None and "loss" in info.logged:  # the mean since the line before
-                loss, weight, units = loss + info.logged["loss"] * units, weight + units, 0
+        try:
+            for info in self.trainer.steps(epochs=1):
+                units += info.units
+                found["samples"] += info.samples
+                found["updates"] += 1
+                if info.logged is not None and "loss" in info.logged:  # the mean since the line before
+                    loss, weight, units = loss + info.logged["loss"] * units, weight + units, 0
+        except BaseException:
+            self.close()  # the next call starts anew, with the model as it is
+            raise
         self._epochs += 1
         mean = loss / weight if weight else float("nan")
         return {"loss": mean, "seconds": time.perf_counter() - began, **found}

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import psutil
 from pydantic import ValidationError
 
 from drumline.adapters.epoch_trainer import EpochTrainer
@@ -115,7 +116,8 @@ def run_config(config: GPUConfig, kind: str) -> RunConfig:
 class DataParallelTrainer:
     """Trains on the GPUs of this process, an epoch a call, with the numbers of one GPU.
 
-    An update is batch_size_per_gpu samples a GPU, times gradient_accumulation_steps.
+    An update is so many samples a GPU as the loader's batches have, times gradient_accumulation_steps; setup_dataloader
+    makes batches of batch_size_per_gpu unless it is told another size.
     """
 
     def __init__(self, gpu_config: GPUConfig | None = None) -> None:
@@ -199,7 +201,9 @@ class DataParallelTrainer:
 
     def _made(self, model: nn.Module, optimizer: Optimizer, data: Any, seed: int = 0) -> EpochTrainer:
         """seed: another order for another loader."""
-        config = run_config(self.gpu_config, self.kind).model_copy(update={"seed": seed})
+        size = getattr(data, "batch_size", None) or self.gpu_config.batch_size_per_gpu
+        gpu_config = self.gpu_config.model_copy(update={"batch_size_per_gpu": size})
+        config = run_config(gpu_config, self.kind).model_copy(update={"seed": seed})
         return EpochTrainer(model, config, data, loss=self._loss_fn, optimizer=optimizer, world=self.world)
 
 
@@ -244,7 +248,9 @@ class MultiGPUTrainingManager:
         Raises HardwareError, with each GPU's reason, where there are GPUs and none can be used.
         """
         gpus = detect().gpus
-        usable = select().uuids if gpus else ()
+        # To one of several processes the others of its launch look like strangers on their GPUs.
+        alone = detect_world().size == 1
+        usable = select().uuids if gpus and alone else tuple(gpu.uuid for gpu in gpus)
         ids = [index for index, gpu in enumerate(gpus) if gpu.uuid in usable]
         self.gpu_config = GPUConfig(use_multi_gpu=len(ids) > 1, gpu_ids=ids, backend="nccl" if ids else "gloo")
         return self.gpu_config
@@ -348,7 +354,8 @@ class OptimizedFineTuningService(FineTuningService):
             except DrumlineError as error:  # the other ranks raise it too
                 result = error
             write_atomic(told, pickle.dumps(result))
-        while not told.exists():
+        began = psutil.Process().create_time()
+        while not (told.exists() and told.stat().st_mtime >= began):  # a launch of before may have had the same name
             await asyncio.sleep(LOOK_S)
         found = pickle.loads(told.read_bytes())
         if isinstance(found, DrumlineError):

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from drumline.adapters.epoch_trainer import EpochTrainer, mean_loss
-from drumline.errors import ConfigError
+from drumline.errors import ConfigError, OutOfMemory
+from drumline.hardware.inventory import detect
 from drumline.hardware.selection import select_optimal_gpus
 
 if TYPE_CHECKING:
@@ -72,6 +73,18 @@ class MultiGPUConfig:
         return "distributed" if num_gpus > max(DATAPARALLEL_GPUS) else "single"
 
 
+def in_this_process(config: MultiGPUConfig) -> Strategy:
+    """The strategy of a process that is running: one of several is distributed, and one alone is not."""
+    from drumline.parallel.groups import started_world
+
+    if config.strategy != "auto":
+        return config.strategy
+    if started_world().size > 1:
+        return "distributed"
+    chosen = config.chosen(len(detect().gpus))
+    return "dataparallel" if chosen == "distributed" else chosen
+
+
 def run_config(config: MultiGPUConfig, strategy: Strategy) -> RunConfig:
     """What drumline calls it. Raises ConfigError for a strategy that is none."""
     from drumline.config.load import config_from_mapping
@@ -80,8 +93,12 @@ def run_config(config: MultiGPUConfig, strategy: Strategy) -> RunConfig:
     if strategy not in kinds:
         raise ConfigError(f"strategy {strategy!r} is none", f"say one of auto, {', '.join(kinds)}")
     parallel: dict[str, Any] = {"kind": kinds[strategy]}
+    hardware: dict[str, Any] = {}
     if strategy == "dataparallel" and config.num_gpus is not None:
-        parallel["replicas"] = config.num_gpus
+        if detect().gpus:
+            hardware["count"] = config.num_gpus
+        else:
+            parallel["replicas"] = config.num_gpus
     if strategy == "distributed" and config.backend != "nccl":
         parallel["backend"] = config.backend
     batch = "batch_size_per_gpu" if strategy == "distributed" else "global_batch"
@@ -90,6 +107,7 @@ def run_config(config: MultiGPUConfig, strategy: Strategy) -> RunConfig:
         "loader": {"num_workers": config.num_workers},
         "parallel": parallel,
         "evaluate": {"every": "end"},
+        "hardware": hardware,
     }
     return config_from_mapping(settings, "MultiGPUConfig")
 
@@ -121,8 +139,8 @@ def described(infos: Sequence[GpuInfo]) -> dict[str, Any]:
 class DataParallelTrainer:
     """Trains on the GPUs of this process, an epoch a call.
 
-    loss_fn: `loss_fn(outputs, targets)`, cross-entropy if not given. optimizer: AdamW at 1e-3 if not given. The numbers
-    are those of one GPU, whatever the number of GPUs.
+    loss_fn: `loss_fn(outputs, targets)`, cross-entropy if not given. optimizer: AdamW at 1e-3 if not given. Batches are
+    of the config's size, whatever the loaders have. The numbers are those of one GPU, whatever the number of GPUs.
     """
 
     strategy: Strategy = "dataparallel"
@@ -148,8 +166,15 @@ class DataParallelTrainer:
         return run_config(self.config, self.strategy)
 
     def train_epoch(self, epoch: int) -> dict[str, float]:
-        """Train one epoch with the batch size that the config has now: train_loss, samples, updates, seconds."""
-        found = self._epochs.train(self._run_config())
+        """Train one epoch with the batch size that the config has now: train_loss, samples, updates, seconds.
+
+        Raises RuntimeError with "out of memory" in it where not even one sample at a time fits. After an error the next
+        epoch goes on with the model as it is.
+        """
+        try:
+            found = self._epochs.train(self._run_config())
+        except OutOfMemory as error:
+            raise RuntimeError(f"out of memory: {error}") from error
         return {"epoch": epoch, "train_loss": found.pop("loss"), **found}
 
     def validate(self, epoch: int) -> dict[str, float]:
@@ -197,9 +222,7 @@ class MultiGPUTrainingManager:
         self, model: nn.Module, train_dataset: Any, val_dataset: Any = None, **options: Any
     ) -> DataParallelTrainer:
         """A trainer; options: its optimizer and loss_fn. Raises ConfigError for a strategy that is none."""
-        from drumline.hardware.inventory import detect
-
-        strategy = self.config.chosen(len(detect().gpus))
+        strategy = in_this_process(self.config)
         if strategy not in TRAINERS:
             raise ConfigError(f"strategy {strategy!r} is none", f"say one of auto, {', '.join(TRAINERS)}")
         return TRAINERS[strategy](model, self.config, train_dataset, val_dataset, **options)
@@ -210,10 +233,8 @@ def benchmark_multi_gpu_performance(
 ) -> dict[str, Any]:
     """training_time (s), samples_per_second and gpu_utilization of some updates of a copy of the model."""
     from drumline.bench.multi_gpu import benchmark_multi_gpu_performance as measure
-    from drumline.hardware.inventory import detect
 
-    strategy = config.chosen(len(detect().gpus))
-    return measure(model, dataset, run_config(config, strategy), loss=mean_loss(loss_fn))
+    return measure(model, dataset, run_config(config, in_this_process(config)), loss=mean_loss(loss_fn))
 
 
 def launch_distributed_training(

@@ -60,6 +60,8 @@ def answers(hardware: Hardware, read: Reader) -> tuple[str, list[str]]:
     own = _ask(read, "Training data: a path", PACKED, _path)
     if own is not None:
         overrides += [f"data.train={json.dumps([own])}", "data.eval=[]"]  # the recipe's rows say nothing of other data
+        if getattr(base.data, "columns", None):
+            overrides.append("data.columns={}")
     batch = _ask(read, "Samples an update, over all devices", str(base.train.global_batch), _number)
     if batch != base.train.global_batch:
         overrides.append(f"train.global_batch={batch}")

@@ -175,6 +175,15 @@ def test_a_model_with_its_own_loss_trains_and_goes_on_from_its_file(no_gpu: None
     trainer.cleanup()
 
 
+def test_a_loaders_own_batch_size_counts(no_gpu: None) -> None:
+    trainer = DataParallelTrainer(GPUConfig(batch_size_per_gpu=8, mixed_precision=False))
+    trainer.setup_model(nn.Linear(2, 2), loss_fn=nn.functional.mse_loss)
+    rows = TensorDataset(torch.ones(64, 2), torch.ones(64, 2))
+    found = asyncio.run(trainer.train_epoch(trainer.setup_dataloader(rows, batch_size=32), 0))
+    trainer.cleanup()
+    assert found["updates"] == 2
+
+
 def test_a_cancelled_epoch_ends_after_its_update(no_gpu: None) -> None:
     seen, go_on = threading.Event(), threading.Event()
 

@@ -48,7 +48,7 @@ def test_answers_become_settings(tmp_path: Path) -> None:
     assert recipe == "classify_text"
     assert (config.hardware.count, config.train.global_batch, config.train.epochs) == (2, 64, 7)
     data = config.model_dump()["data"]
-    assert (data["train"], data["eval"]) == ([f"{tmp_path}/*.csv"], [])
+    assert (data["train"], data["eval"], data["columns"]) == ([f"{tmp_path}/*.csv"], [], {})
     named = answers(WITH_GPUS, typing("", "", f"{tmp_path}/it's mine.csv")[0])[1]
     assert load_config("quickstart", named).model_dump()["data"]["train"] == [f"{tmp_path}/it's mine.csv"]
 
