@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from drumline.service.page.page import page_router
+from drumline.service.streams import LINES
 
 GIB = 2**30
 KEY = "dl_simulated"
@@ -256,8 +257,9 @@ def _file(state: Simulated, of: dict[str, Any], content: list[Any], kind: str, r
         while not state.is_down:
             ended = of["state"] in ENDED
             while place < len(content):
-                place += 1
-                yield f"event: {kind}\ndata: {json.dumps(content[place - 1])}\nid: {place}\n\n"
+                first, place = place, min(place + LINES, len(content))
+                some = enumerate(content[first:place], first + 1)
+                yield "".join(f"event: {kind}\ndata: {json.dumps(each)}\nid: {at}\n\n" for at, each in some)
             if ended:
                 yield f"event: end\ndata: {{}}\nid: {place}\n\n"
                 return

@@ -67,13 +67,15 @@ def test_a_query_that_cannot_be_meant_is_refused(service: Pair, query: str) -> N
         ("who=ann", "0134"),
         ("who=key-1", "01"),
         ("who=ann%20(key-1)", "01"),
+        ("who=Ann", "6"),
+        ("who=KEY-1", "6"),
         ("who=an", ""),
         ("who=a%25", ""),
         ("who=10.0.0.9", "5"),
         ("event=login", "13"),
         ("event=login&event=key_refused", "135"),
         ("who=ann&event=login", "13"),
-        ("created_after=1970-01-01T00:00:03Z", "345"),
+        ("created_after=1970-01-01T00:00:03Z", "3456"),
         ("created_before=1970-01-01T00:00:03Z", "012"),
         ("created_after=1970-01-01T00:00:01Z&created_before=1970-01-01T00:00:03Z&who=ann", "1"),
     ],
@@ -88,6 +90,7 @@ def test_it_is_searched_by_who_event_and_time(service: Pair, query: str, told: s
         ("login", "ann (key-2)"),
         ("defaults.set", "ann"),
         ("key_refused", "nobody (10.0.0.9)"),
+        ("job.submit", "Ann (KEY-1)"),
     ]
     for number, (event, who) in enumerate(entries):
         opened.store.log.audit(event, who, str(number), float(number))

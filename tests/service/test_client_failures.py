@@ -72,6 +72,34 @@ def test_what_fails_is_asked_again_with_the_same_key() -> None:
     assert len(network.asked) == 4 and len(keys) == 1
 
 
+def test_a_check_of_a_training_is_asked_again_with_the_same_key() -> None:
+    told = {"config_id": "plan-1", "method": "auto", "settings": {}, "notes": [], "links": {"start": "/"}}
+    network = Network([problem(503, "store"), httpx.ReadTimeout("late"), httpx.Response(200, json=told)])
+    with Client(transport=network) as client:
+        assert client.multigpu.training_config({}).config_id == "plan-1"
+    assert len(network.asked) == 3 and len({request.headers["Idempotency-Key"] for request in network.asked}) == 1
+
+
+@pytest.mark.parametrize(
+    ("answers", "error"),
+    [
+        ([httpx.ReadTimeout("late")] * 2, ServiceUnreachable),
+        ([problem(503, "later"), problem(503, "later")], RemoteError),
+    ],
+)
+def test_a_change_of_the_defaults_is_asked_for_once(answers: list[Answer], error: type[Exception]) -> None:
+    async def change() -> None:
+        async with AsyncClient(transport=network) as client:
+            await client.multigpu.set_config(batch_size_per_gpu=2)
+
+    network = Network(answers)
+    with Client(transport=network) as client, pytest.raises(error):
+        client.multigpu.set_config(batch_size_per_gpu=2)
+    with pytest.raises(error):
+        asyncio.run(change())
+    assert len(network.asked) == 2
+
+
 @pytest.mark.parametrize(
     ("answers", "error", "asked"),
     [

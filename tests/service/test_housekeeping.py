@@ -51,7 +51,7 @@ def test_a_service_sweeps_when_it_starts(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(housekeeping, "time", SimpleNamespace(time=lambda: later))
     with running(settings) as (client, service):
         assert service.store.settings.get("plan", plan) is None
-        assert not (service.config.data_dir / "plans" / plan).exists()
+        assert not list((service.config.data_dir / "plans").iterdir())
         gone = client.post("/multigpu/training/auto", json={"config_id": plan})
         assert (gone.status_code, gone.json()["code"]) == (404, "not_found")
 

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from drumline.jobs.plans import Planned
 from drumline.jobs.requests import Who
+from drumline.service.routes.multigpu import planning
 from drumline.service.state import Service
 from tests.service.machines import GIB, UUIDS, put_gpus
 from tests.service.services import config, running
@@ -134,3 +135,31 @@ def test_the_same_call_at_the_same_time_has_the_same_answer(service: Pair, monke
     second = client.post("/multigpu/training/auto", json={"config_id": plan}, headers=once)
     assert (second.status_code, second.json()["id"]) == (202, first[0])
     assert opened.store.jobs.counts() == {"queued": 1}
+
+
+def test_a_plan_that_another_machine_keeps_is_refused_here(tmp_path: Path) -> None:
+    with running(config(tmp_path)) as (client, opened):
+        plan = client.post(PATH, json=body()).json()["config_id"]
+        kept = opened.store.settings.get("plan", plan)
+        assert kept is not None
+        opened.store.settings.remove(kept)
+        theirs = {**kept.values, "node": "far", "folder": "theirs"}
+        opened.store.settings.put("plan", theirs, kept.by, document_id=plan)
+        answers = [client.delete(f"{PATH}/{plan}")]
+        answers.append(client.post("/multigpu/training/auto", json={"config_id": plan}))
+        for answer in answers:
+            assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
+            assert answer.json()["detail"] == f"the texts of {plan} lie on far"
+
+
+def test_a_plan_whose_closer_look_is_refused_is_not_kept(service: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, opened = service
+    once = {"Idempotency-Key": "once"}
+    told = client.post(PATH, json=body(), headers=once).json()["config_id"]
+    plans = opened.config.data_dir / "plans"
+    before = list(plans.iterdir())
+    monkeypatch.setattr(planning, "MOST_LOOKS", 0)
+    for headers in ({}, once, {"Idempotency-Key": "another"}):
+        assert client.post(f"{PATH}?closer=true", json=body(), headers=headers).status_code == 503
+        assert list(plans.iterdir()) == before
+    assert client.post("/multigpu/training/auto", json={"config_id": told}).status_code == 202  # somebody knows of it

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from drumline.jobs.records import Job, Resources, Work
 from drumline.jobs.requests import Who
+from drumline.jobs.states import NODE_SILENT
 from drumline.service.routes.multigpu import performance as module
 from drumline.service.routes.multigpu.performance import DAY_S, PerformanceView, UseView, performance
 from drumline.service.state import Service
@@ -97,6 +98,24 @@ def test_an_attempt_that_goes_on_counts_up_to_now_on_each_of_its_days(service: P
     assert (found.total.by_state, found.running_units_per_s) == ({"running": 1, "succeeded": 1}, {"tokens": 7.0})
     assert_agrees(found)
     assert look(opened, days=1).total.device_s == pytest.approx(7250)
+
+
+def test_a_job_of_a_silent_machine_counts_up_to_the_end_of_its_lease_and_does_not_run_now(service: Pair) -> None:
+    _, opened = service
+    began, progress = NOW - 7200, {"units_per_s": 7.0, "unit": "tokens", "elapsed_s": 60.0}
+    for reason in (NODE_SILENT, None):
+        job = add_job(
+            opened, "ann", "running", devices=("GPU-a",), attempt=1, attempt_began=began, started=began,
+            progress=progress, reason=reason,
+        )  # fmt: skip
+        with opened.store.change() as change:
+            change.grant(job, [f"GPU-{reason}"], began, 120.0)
+    found = look(opened)
+    silent, other = sorted(found.by_job, key=lambda each: each.run_s)
+    assert (silent.run_s, silent.goodput) == pytest.approx((120, 0.5))
+    assert (other.run_s, other.goodput) == pytest.approx((7200, 60 / 7200))
+    assert found.running_units_per_s == {"tokens": 7.0}
+    assert_agrees(found)
 
 
 def test_only_gpus_cost_wherever_they_are(service: Pair) -> None:

@@ -112,8 +112,11 @@ def marked(mark: str) -> list[int]:
 def end_marked(mark: str, limit_s: float = LIMIT_S) -> list[int]:
     """Kill every process of an attempt but this one; returns those that live on after limit_s."""
     limit = time.monotonic() + limit_s
-    # One that was killed may have started another just before: look again until nobody is left.
-    while found := marked(mark):
+    were_found = False
+    # One that was killed may have started another just before: look again until nobody is left. And once more then,
+    # for the environment of a process that is just being executed is empty for a moment.
+    while (found := marked(mark)) or were_found:
+        were_found = bool(found)
         for pid in found:
             began = began_of(pid)
             if began is not None and f"{MARK}={mark}".encode() in _environment(pid):

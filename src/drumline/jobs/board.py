@@ -50,7 +50,7 @@ class Board:
         self._has_gpus = has_gpus
         self._data_dir = config.data_dir.expanduser().absolute()
         self._node = node_of(config)
-        self._plans = Plans(store, self._data_dir / "plans")
+        self._plans = Plans(store, self._data_dir / "plans", self._node)
         self.queue = Queue(store, self._node, config.scheduling)
         """The order of the jobs of this machine that wait."""
 
@@ -61,12 +61,12 @@ class Board:
         idempotency: Idempotency | None = None,
         *,
         defaults_version: int | None = None,
-        plan_id: str | None = None,
+        plan: Planned | None = None,
     ) -> Job:
         """Check a request and queue it; sent again with the same idempotency key it is the job that was made first.
 
         defaults_version: of the defaults that the request has already, and what it leaves out it does not want; None:
-        it takes what there is. plan_id: a plan with texts that it was made of, which is gone with that. Raises
+        it takes what there is. plan: what it was made of, which is gone with that where it has texts. Raises
         Forbidden for a viewer, ConfigError, DataError and TooLarge for a request that cannot be done, Quota,
         IdempotencyConflict, and NotFound where the plan is another job's by now.
         """
@@ -91,9 +91,10 @@ class Board:
         )
         rows = accepted.rows
         fill = (lambda folder: None) if rows is None else (lambda folder: write_rows(folder, rows))
-        kept = self._add(job, who, idempotency, fill, plan_id)
-        if plan_id is not None:
-            self._plans.forget(plan_id)
+        if plan is None or plan.folder is None:
+            return self._add(job, who, idempotency, fill)
+        kept = self._add(job, who, idempotency, fill, plan.id)
+        self._plans.forget(plan.folder)
         return kept
 
     def get(self, job_id: str, who: Who) -> Job:
@@ -222,17 +223,17 @@ class Board:
         """
         _may_change(who)
         accepted = self._accept(request, who, defaults_version, complete=False)
-        kept, is_new = self._plans.keep(request, accepted, who.owner, idempotency)
-        if is_new:
+        kept = self._plans.keep(request, accepted, who.owner, idempotency)
+        if kept.is_new:
             self.note("plan.keep", who, kept.id)
         return kept
 
     def planned(self, plan_id: str, who: Who) -> Planned:
-        """The request that was kept under an id, with its texts. Raises NotFound."""
+        """The request that was kept under an id, with its texts. Raises NotFound, and Conflict on another machine."""
         return self._plans.read(plan_id, lambda owner: _may_see(owner, who))
 
     def drop_plan(self, plan_id: str, who: Who) -> None:
-        """Remove the texts of a plan, so that it cannot be started as it was. Raises NotFound and Forbidden."""
+        """Remove a plan, with its texts. Raises NotFound and Forbidden, and Conflict where these lie elsewhere."""
         _may_change(who)
         self._plans.drop(plan_id, lambda owner: _may_see(owner, who))
         self.note("plan.delete_data", who, plan_id)

@@ -14,8 +14,10 @@ ANY = Resources()
 
 def suits(device: Device, asked: Resources) -> bool:
     """Whether it is one of those that are named, if any, and has the memory; one whose memory is not known has it."""
-    if asked.gpus and device.id not in asked.gpus:
-        return False
+    return (not asked.gpus or device.id in asked.gpus) and _is_large_enough(device, asked)
+
+
+def _is_large_enough(device: Device, asked: Resources) -> bool:
     return asked.memory_bytes is None or device.memory_bytes is None or device.memory_bytes >= asked.memory_bytes
 
 
@@ -26,6 +28,7 @@ class Pool:
         self._groups: dict[int, list[Device]] = {}
         self._by_size: dict[int, dict[int, None]] = {}
         self._memory: list[float] = []
+        self._by_id: dict[str, Device] = {}
         self.put(devices)
 
     def put(self, devices: Iterable[Device]) -> None:
@@ -33,6 +36,7 @@ class Pool:
         added: dict[int, list[Device]] = {}
         for device in devices:
             added.setdefault(device.group, []).append(device)
+            self._by_id[device.id] = device
         self._memory += [_memory(device) for members in added.values() for device in members]
         self._memory.sort()
         for number, members in added.items():
@@ -41,7 +45,8 @@ class Pool:
     def count(self, asked: Resources = ANY) -> int:
         """How many there are that suit."""
         if asked.gpus:
-            return sum(suits(device, asked) for members in self._groups.values() for device in members)
+            named = (self._by_id[name] for name in set(asked.gpus) if name in self._by_id)
+            return sum(_is_large_enough(device, asked) for device in named)
         if asked.memory_bytes is None:
             return len(self._memory)
         return len(self._memory) - bisect_left(self._memory, asked.memory_bytes)
@@ -63,6 +68,7 @@ class Pool:
             self._set(number, rest)
             for device in chosen:
                 del self._memory[bisect_left(self._memory, _memory(device))]
+                del self._by_id[device.id]
             taken += chosen
         return taken
 

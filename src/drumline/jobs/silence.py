@@ -50,13 +50,17 @@ class Neighbours:
 
         That one is old is not read off its time, which another machine's clock has told.
         """
+        self._looked = -math.inf
 
     def look(self, now: float) -> None:
         """Let the active jobs of machines that have been silent for long say so. Raises StoreError."""
         jobs = self._store.jobs.active_elsewhere(self._node)
         nodes = {job.node for job in jobs}
         beats = self._store.services.newest() if nodes else {}
-        at, heard = self._steady(), self._heard
+        at = self._steady()
+        # Nobody could be heard while nobody looked, or while the store was away, for them too: that does not count.
+        heard = self._heard if at - self._looked <= self._silent_s / 2 else {}
+        self._looked = at
         self._heard = {
             node: heard[node] if node in heard and heard[node][0] == beats.get(node) else (beats.get(node), at)
             for node in nodes
@@ -68,11 +72,11 @@ class Neighbours:
 
     def _tell(self, node: str, beat: float | None, now: float) -> None:
         with self._store.change() as change:
-            ends = _ends(change.leases(node))
+            ends = lease_ends(change.leases(node))
             for job in change.jobs(states=ACTIVE_STATES, node=node):
                 if now - ends.get(job.id, -math.inf) < self._silent_s:
                     continue
-                seen = beat if beat is not None else _seen(job, ends, now)
+                seen = beat if beat is not None else seen_until(job, ends, now)
                 after = handle(job, Silent(seen, now)).job
                 if after != job:
                     change.save(after)
@@ -81,7 +85,7 @@ class Neighbours:
 
 def silent_jobs(store: Store, node: str) -> tuple[Job, ...]:
     """Active jobs of other machines than this, of which it is said that nobody looks after them."""
-    return tuple(job for job in store.jobs.active_elsewhere(node) if job.reason == NODE_SILENT)
+    return store.jobs.active_elsewhere(node, NODE_SILENT)
 
 
 def give_up(store: Store, fits: Callable[[Job], bool], by: str, now: float) -> tuple[Job, ...]:
@@ -91,9 +95,9 @@ def give_up(store: Store, fits: Callable[[Job], bool], by: str, now: float) -> t
     """
     lost = []
     with store.change() as change:
-        ends = _ends(change.leases())
+        ends = lease_ends(change.leases())
         for job in filter(fits, change.jobs(states=ACTIVE_STATES)):
-            seen = _seen(job, ends, now)
+            seen = seen_until(job, ends, now)
             after = handle(job, GivenUp(seen, now, by)).job
             if after == job:
                 continue
@@ -103,7 +107,7 @@ def give_up(store: Store, fits: Callable[[Job], bool], by: str, now: float) -> t
     return tuple(lost)
 
 
-def _ends(leases: Iterable[Lease]) -> dict[str, float]:
+def lease_ends(leases: Iterable[Lease]) -> dict[str, float]:
     """When the last lease of each job ends."""
     ends: dict[str, float] = {}
     for lease in leases:
@@ -111,7 +115,7 @@ def _ends(leases: Iterable[Lease]) -> dict[str, float]:
     return ends
 
 
-def _seen(job: Job, ends: dict[str, float], now: float) -> float:
+def seen_until(job: Job, ends: dict[str, float], now: float) -> float:
     """Until when somebody looked after a job, at most: its leases are renewed as long."""
     began = now if job.attempt_began is None else job.attempt_began
     return min(now, ends.get(job.id, began))

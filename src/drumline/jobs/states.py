@@ -121,6 +121,8 @@ _BY_CODE = {
 """Reasons by the code of the error that ended a run."""
 
 _DONE: Mapping[Stop, str] = {"resize": "resized", "preempt": "stopped", "time_limit": "ended", "cancel": "cancelled"}
+_UNSEEN = "nobody has looked after it since"
+"""So begins what is said of a job whose machine is silent."""
 _STRENGTH: Mapping[Stop, int] = {"resize": 0, "preempt": 0, "time_limit": 1, "cancel": 2}
 
 
@@ -150,8 +152,7 @@ def handle(job: Job, event: Event) -> Step:
         case Silent(since, _):
             return _silent(job, since)
         case Heard(_):
-            heard = replace(job, reason=None, message="", fix="")
-            return Step(heard if _is_silent(job) else job)
+            return Step(replace(job, reason=None, message=_own_words(job), fix="") if _is_silent(job) else job)
         case GivenUp(seen, now, by):
             return _given_up(job, seen, now, by)
     return _of_attempt(job, event) if job.state in ACTIVE_STATES else Step(job)
@@ -245,9 +246,16 @@ def _silent(job: Job, since: float) -> Step:
     if job.state not in ACTIVE_STATES or _is_silent(job):
         return Step(job)
     moment = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(since))
-    message = f"nobody has looked after it since {moment}: node {job.node} does not answer"
+    message = f"{_UNSEEN} {moment}: node {job.node} does not answer"
+    if words := _own_words(job):
+        message = f"{words}; {message}"
     fix = f"wait for {job.node}; where it is gone for good, cancel the job, which then ends as lost"
     return Step(replace(job, reason=NODE_SILENT, message=message, fix=fix))
+
+
+def _own_words(job: Job) -> str:
+    """What a stop has said of itself, without what is said of a silent machine."""
+    return job.message.partition(_UNSEEN)[0].removesuffix("; ") if job.state == "stopping" else ""
 
 
 def _is_silent(job: Job) -> bool:

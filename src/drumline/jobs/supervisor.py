@@ -329,7 +329,7 @@ class Supervisor:
             if problem is not None:
                 change.tell_waits({job.id: problem for job in jobs.values() if job.state == "queued"})
                 return
-            inventory = _with_ours(inventory, leases)
+            inventory = self._leftovers.without_theirs(_with_ours(inventory, leases))
             usage = change.usage(self.node, now, policy.fair_share_hours)
             decision = decide(tuple(jobs.values()), leases, inventory, now, policy, usage)
             for start in decision.starts:

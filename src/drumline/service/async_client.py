@@ -228,7 +228,7 @@ class AsyncClient:
         return read(kind, (await self._ask(call)).content, self._address.url)
 
     async def _ask(self, call: Call) -> httpx.Response:
-        for wait_s in (*waits(self._tries), None):
+        for wait_s in (*waits(self._tries if call.is_repeatable else 1), None):
             try:
                 response = await self._http.request(
                     call.method, call.path, params=list(call.query), json=call.body, headers=dict(call.headers)

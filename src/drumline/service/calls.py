@@ -28,13 +28,15 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,100}\Z")
 
 @dataclass(frozen=True)
 class Call:
-    """One request. Each may come twice, and changes nothing more than once."""
+    """One request. Each may come twice and changes nothing more than once, where it does not say otherwise."""
 
     method: str
     path: str
     query: Sequence[tuple[str, str]] = ()
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    is_repeatable: bool = True
+    """False: after a failure nobody knows whether it was done, and only its caller may ask again."""
 
 
 def submit_call(request: Mapping[str, Any] | BaseModel, idempotency_key: str | None) -> Call:

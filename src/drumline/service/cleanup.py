@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from drumline.jobs.adoption import end_marked, marks
 from drumline.jobs.leftovers import left_processes
-from drumline.jobs.plans import KEPT_S, expired
+from drumline.jobs.plans import KEPT_S, remove_expired
 from drumline.jobs.records import ACTIVE_STATES, Job
 from drumline.jobs.retry_folder import ROWS
 
@@ -108,11 +108,7 @@ class Cleaner:
             self._remove(removed)
 
     def _plans(self) -> None:
-        now = time.time()
-        self._store.settings.forget("plan", now - KEPT_S)
-        old = expired(self._data_dir / "plans", now)
-        for plan in old:
-            self._remove(plan)
+        old = remove_expired(self._store, self._data_dir / "plans", time.time(), self._remove)
         if old:
             self._done.notes.append(f"texts of plans older than {KEPT_S / 86_400:g} days were removed: {len(old)}")
 

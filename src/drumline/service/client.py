@@ -57,10 +57,10 @@ class Client:
     """Talks with a service over HTTP. A context manager; to be used from one thread at a time.
 
     url: with the service's prefix. key: an API key; key_file: a file that holds it. tries: how often a request is made
-    before its failure is raised; every request may be repeated, and a job that is submitted twice is one. timeout_s:
-    for each answer. transport: of httpx, for tests. Methods raise the drumline.errors that the service tells by their
-    code, RemoteError for other codes, and ServiceUnreachable. Besides jobs: `runs` has their settings and checkpoints,
-    `multigpu` the machine, the defaults, checks of trainings and their history.
+    before its failure is raised; a job that is submitted twice is one, and multigpu.set_config is never repeated.
+    timeout_s: for each answer. transport: of httpx, for tests. Methods raise the drumline.errors that the service tells
+    by their code, RemoteError for other codes, and ServiceUnreachable. Besides jobs: `runs` has their settings and
+    checkpoints, `multigpu` the machine, the defaults, checks of trainings and their history.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Client:
         return read(kind, self._ask(call).content, self._address.url)
 
     def _ask(self, call: Call) -> httpx.Response:
-        for wait_s in (*waits(self._tries), None):
+        for wait_s in (*waits(self._tries if call.is_repeatable else 1), None):
             try:
                 response = self._http.request(
                     call.method, call.path, params=list(call.query), json=call.body, headers=dict(call.headers)

@@ -5,6 +5,7 @@ The records of /multigpu stand beside their routes, which takes the server's lib
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -48,15 +49,17 @@ def defaults(change: Mapping[str, Any] | None = None) -> tuple[type[DefaultsView
 
     if change is None:
         return DefaultsView, Call("GET", "/multigpu/config")
-    return DefaultsView, Call("POST", "/multigpu/config", body=dict(change))
+    # The path takes no key, and done again it would undo what somebody else set meanwhile.
+    return DefaultsView, Call("POST", "/multigpu/config", body=dict(change), is_repeatable=False)
 
 
 def plan(request: Mapping[str, Any], *, closer: bool) -> tuple[type[PlannedView], Call]:
-    """A training that is checked and kept, and not started."""
+    """A training that is checked and kept, and not started; with a key, so that it is kept once."""
     from drumline.service.routes.multigpu.planning import PlannedView
 
     query = [("closer", "true")] if closer else []
-    return PlannedView, Call("POST", "/multigpu/training/config", query, dict(request))
+    headers = {"Idempotency-Key": secrets.token_hex(16)}
+    return PlannedView, Call("POST", "/multigpu/training/config", query, dict(request), headers)
 
 
 def history(compare: Sequence[str], filters: Mapping[str, Any]) -> tuple[type[HistoryView], Call]:

@@ -9,12 +9,15 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from drumline.jobs.records import ACTIVE_STATES, Job
 from drumline.jobs.results import device_seconds
 from drumline.jobs.spending import SPENT_BEFORE
 from drumline.jobs.store.values import Use, are_gpus, day_of, days_between
+
+NOBODY: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -75,10 +78,13 @@ def rates_of(job: Job, now: float) -> JobRates:
     )
 
 
-def with_running(noted: Sequence[Use], running: Iterable[Job], since: float, now: float) -> list[Use]:
+def with_running(
+    noted: Sequence[Use], running: Iterable[Job], since: float, now: float, seen: Mapping[str, float] = NOBODY
+) -> list[Use]:
     """What is noted of ended attempts, and what those that go on have taken since then up to now (s since 1970).
 
-    running: jobs as they were read before `noted`; an attempt that has ended in between is noted already.
+    running: jobs as they were read before `noted`; an attempt that has ended in between is noted already. seen: until
+    when those have been looked after, by id, of which nobody knows whether they go on up to now.
     """
     attempts: dict[str, int] = {}
     for use in noted:
@@ -86,7 +92,7 @@ def with_running(noted: Sequence[Use], running: Iterable[Job], since: float, now
     found = list(noted)
     for job in running:
         if job.attempt > attempts.get(job.id, 0):
-            found += [use for use in _taken(job, now) if use.day >= day_of(since)]
+            found += [use for use in _taken(job, seen.get(job.id, now)) if use.day >= day_of(since)]
     return found
 
 

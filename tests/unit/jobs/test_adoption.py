@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from drumline.jobs import adoption
-from drumline.jobs.adoption import began_of, end_marked, is_alive, machine_id, mark_of, marked, send, since_boot
+from drumline.jobs.adoption import MARK, began_of, end_marked, is_alive, machine_id, mark_of, marked, send, since_boot
 
 
 def test_this_process_has_begun_when_the_kernel_says_so() -> None:
@@ -71,3 +72,32 @@ def test_the_time_since_the_start_is_that_of_processes() -> None:
 def test_a_mark_that_nobody_has_finds_nobody() -> None:
     assert marked(mark_of("job-of-nobody", 1)) == []
     assert end_marked(mark_of("job-of-nobody", 1)) == []
+
+
+def test_one_that_is_just_being_executed_is_killed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its environment is empty for a moment, in which the others that have the mark are gone."""
+    mark = mark_of("job-of-two", 1)
+    with (
+        subprocess.Popen(["sleep", "300"], env={**os.environ, MARK: mark}) as first,
+        subprocess.Popen(["sleep", "300"], env={**os.environ, MARK: mark}) as second,
+    ):
+        try:
+            limit = time.monotonic() + 60
+            while sorted(marked(mark)) != sorted((first.pid, second.pid)):
+                assert time.monotonic() < limit
+                time.sleep(0.01)
+            real, late = adoption._environment, [True]
+
+            def environment(pid: int) -> list[bytes]:
+                if pid != second.pid or not late:
+                    return real(pid)
+                if first.poll() is not None:
+                    late.clear()
+                return []
+
+            monkeypatch.setattr(adoption, "_environment", environment)
+            assert end_marked(mark, 60.0) == []
+            assert (first.wait(60), second.wait(10)) == (-9, -9)
+        finally:
+            first.kill()
+            second.kill()

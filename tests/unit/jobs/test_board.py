@@ -316,7 +316,7 @@ def test_a_plan_is_started_by_its_id(board: Board, store: Store, config: Service
         board.planned(plan.id, BEN)
     board.drop_plan(plan.id, ADA)
     assert not list((config.data_dir / "plans").iterdir())
-    with pytest.raises(NotFound, match="texts"):
+    with pytest.raises(NotFound, match="there is no plan"):
         board.planned(plan.id, ADA)
     with pytest.raises(NotFound):
         board.planned("plan-nobody-has", ADA)
@@ -324,7 +324,7 @@ def test_a_plan_is_started_by_its_id(board: Board, store: Store, config: Service
 
 def test_a_plan_may_leave_model_and_data_to_its_start(board: Board) -> None:
     plan = board.plan(JobRequest(settings={"epochs": 2}), ADA)
-    assert board.planned(plan.id, ADA) == (JobRequest(settings={"epochs": 2}), 0, False)
+    assert board.planned(plan.id, ADA) == (plan.id, JobRequest(settings={"epochs": 2}), 0, None)
     with pytest.raises(ConfigError):
         board.plan(JobRequest(settings={"epochs": -2}), ADA)
 

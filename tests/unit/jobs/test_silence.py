@@ -139,7 +139,7 @@ def test_a_cancel_ends_a_job_of_a_silent_machine_as_lost(machines: Machines) -> 
     ended = machines.board().cancel("job", ANN)
     assert ended == machines.job
     assert (ended.state, ended.reason, ended.ended is not None) == ("lost", "node_lost", True)
-    assert ended.message.startswith("given up by ann; nobody has looked after it since ")
+    assert ended.message.startswith("given up by ann; cancelled by ann; nobody has looked after it since ")
     assert ended.result["success"] is False
     assert a.store.leases.all() == ()
     # Of the time in which nobody knows, no more than the last lease counts.
@@ -175,6 +175,17 @@ def test_end_and_leases_are_one_change(machines: Machines, monkeypatch: pytest.M
     with pytest.raises(ZeroDivisionError):
         machines.board().cancel("job", ANN)
     assert (machines.job, machines.a.store.leases.all()) == (before, leases)
+
+
+def test_time_in_which_nobody_could_have_heard_makes_no_machine_silent(machines: Machines) -> None:
+    """As while the store was away, or while this machine stood still: it may be the first to look again."""
+    a, b = machines.a, machines.b
+    machines.tick(20.0, a, b)
+    machines.tick(100 * MINUTE_S, every_s=600.0)
+    machines.tick(20.0, b)
+    assert not machines.is_silent()
+    machines.tick(20.0, b)
+    assert machines.is_silent(), "from then on it counts"
 
 
 def test_several_who_say_so_say_it_once(machines: Machines) -> None:

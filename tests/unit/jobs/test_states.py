@@ -247,6 +247,15 @@ def test_a_job_whose_machine_is_silent_says_so_and_goes_on_as_it_was_once_it_is_
         assert after(Silent(0.0, 90.0), job=unfit) == unfit, "it has no processes"
 
 
+def test_who_stopped_a_job_is_known_after_its_machine_was_silent() -> None:
+    stopping = after(*RUNNING, Asked("cancel", 80.0, "ann"), job=a_job(node="n1"))
+    silent = after(Silent(0.0, 90.0), job=stopping)
+    assert silent.message.startswith("cancelled by ann; nobody has looked after it since 1970-01-01 00:00:00 UTC")
+    assert after(Heard(99.0), job=silent) == stopping
+    asked = after(*RUNNING, Silent(0.0, 90.0), Asked("cancel", 95.0, "bob"), Heard(99.0))
+    assert (asked.state, asked.reason, asked.message) == ("stopping", None, "cancelled by bob")
+
+
 def test_only_a_job_whose_machine_is_silent_is_given_up_and_it_took_no_more_than_was_seen() -> None:
     running = after(*RUNNING)
     assert handle(running, GivenUp(40.0, 500.0, "ann")).job == running

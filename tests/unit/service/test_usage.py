@@ -92,6 +92,12 @@ def test_an_attempt_that_goes_on_is_split_at_midnight() -> None:
     assert summed([first, before, after], {}).by_state == {"running": 1}
 
 
+def test_of_a_job_of_a_silent_machine_what_was_seen_counts() -> None:
+    silent = job(state="running", ended=None, attempt_began=0.0)
+    assert [use.run_s for use in with_running([], [silent], 0.0, 3 * DAY, {"job-1": 50.0})] == [50.0]
+    assert [use.run_s for use in with_running([], [silent], 0.0, 100.0, {"job-2": 50.0})] == [100.0]
+
+
 def test_an_attempt_that_ended_meanwhile_is_not_counted_twice() -> None:
     running = job(state="running", ended=None, attempt_began=0.0)
     assert with_running([use(attempt=1)], [running], 0.0, 100.0) == [use(attempt=1)]

@@ -110,10 +110,10 @@ class Jobs:
         with self._database.read() as connection:
             return read_active(connection, node)
 
-    def active_elsewhere(self, node: str) -> tuple[Job, ...]:
-        """Those of all other machines."""
+    def active_elsewhere(self, node: str, reason: str | None = None) -> tuple[Job, ...]:
+        """Those of all other machines; reason: only those with this one."""
         with self._database.read() as connection:
-            return read_active(connection, node, elsewhere=True)
+            return read_active(connection, node, elsewhere=True, reason=reason)
 
     def tell_progress(self, job_id: str, attempt: int, progress: Mapping[str, Any]) -> bool:
         """Keep how far an attempt of a job is; False: that is over. It is no change of a job: its version stays."""

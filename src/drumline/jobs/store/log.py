@@ -44,8 +44,10 @@ class Log:
 def _conditions(wanted: AuditFilter) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = []
     if (who := wanted.who) is not None:
-        of_owner = audits.c.who.startswith(f"{who} (", autoescape=True)
-        of_key = audits.c.who.endswith(f" ({who})", autoescape=True)
+        # Not LIKE, for which SQLite takes ann and Ann as one.
+        owner, key = f"{who} (", f" ({who})"
+        of_owner = func.substr(audits.c.who, 1, len(owner)) == owner
+        of_key = func.substr(audits.c.who, func.length(audits.c.who) - len(key) + 1) == key
         conditions.append(or_(audits.c.who == who, of_owner, of_key))
     if wanted.events:
         conditions.append(audits.c.event.in_(sorted(wanted.events)))

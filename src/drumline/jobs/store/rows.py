@@ -101,10 +101,17 @@ def read_known(connection: Connection, known: KnownJobs, states: Collection[Stat
     return found
 
 
-def read_active(connection: Connection, node: str, *, elsewhere: bool = False) -> tuple[Job, ...]:
-    """The jobs of a machine, or of all others, that are starting, running or stopping, in the order of their ids."""
+def read_active(
+    connection: Connection, node: str, *, elsewhere: bool = False, reason: str | None = None
+) -> tuple[Job, ...]:
+    """The jobs of a machine, or of all others, that are starting, running or stopping, in the order of their ids.
+
+    reason: only those with this one.
+    """
     there = jobs.c.node != node if elsewhere else jobs.c.node == node
     goes_on = there & jobs.c.state.in_(sorted(ACTIVE_STATES))
+    if reason is not None:
+        goes_on &= jobs.c.reason == reason
     return tuple(job_from_row(row) for row in connection.execute(WHOLE.where(goes_on).order_by(jobs.c.id)))
 
 

@@ -75,6 +75,13 @@ class Settings:
         with self._database.write() as connection:
             return connection.execute(old).rowcount
 
+    def remove(self, document: Versioned) -> None:
+        """Remove a document, unless it is gone; one that was put under its id since then stays."""
+        # Versions come again once the newest is removed, moments do not.
+        same = documents.c.id == document.id, documents.c.version == document.version, documents.c.at == document.at
+        with self._database.write() as connection:
+            connection.execute(delete(documents).where(*same))
+
     def _one(self, condition: ColumnElement[bool], kind: DocumentKind) -> Versioned | None:
         with self._database.read() as connection:
             row = connection.execute(select(documents).where(documents.c.kind == kind, condition)).one_or_none()

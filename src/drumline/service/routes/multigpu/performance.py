@@ -12,6 +12,8 @@ from pydantic import Field
 
 from drumline.jobs.records import Job
 from drumline.jobs.requests import Who
+from drumline.jobs.silence import lease_ends, seen_until
+from drumline.jobs.states import NODE_SILENT
 from drumline.jobs.store import Use
 from drumline.service.routes.multigpu.gpu_state import may_see
 from drumline.service.state import Service, TheService, TheWho
@@ -74,7 +76,7 @@ class PerformanceView(View):
     """How well the machines were used, by the jobs that you may see.
 
     All sums follow one rule: what was used on these days counts, whenever its job was asked for; attempts that go on
-    count up to now.
+    count up to now, and on a machine that does not answer up to the end of their leases.
     """
 
     since: str = Field(examples=["2025-12-03"])
@@ -84,7 +86,9 @@ class PerformanceView(View):
     by_owner: dict[str, SumsView]
     by_day: dict[str, SumsView] = Field(description="UTC, the oldest first; days without use are not in it.")
     by_job: list[JobUsageView] = Field(description="The newest; total.jobs says how many there are.")
-    running_units_per_s: dict[str, float] = Field(description="Of all jobs that run now together, by unit.")
+    running_units_per_s: dict[str, float] = Field(
+        description="Of all jobs that run now together, by unit; without those of machines that do not answer."
+    )
     looked_at: int = Field(description="Newest jobs that rates, MFU and goodput are of.", examples=[3])
     truncated: bool = Field(
         description="Whether these are not all jobs; without a price of the service, costs are of these too."
@@ -107,11 +111,12 @@ def performance(service: Service, who: Who, days: int, limit: int, now: float) -
     owner = None if may_see(who, "") else who.owner
     # In this order: an attempt that ends between the two is in the accounts.
     running = service.store.jobs.running(owner)
-    uses = with_running(service.store.jobs.usage(since, now, owner), running, since, now)
+    seen = _seen(service, running, now)
+    uses = with_running(service.store.jobs.usage(since, now, owner), running, since, now, seen)
     of_job = grouped(sorted(uses, key=lambda use: (use.created, use.job_id), reverse=True), lambda use: use.job_id)
     newest = list(of_job)[:MOST_JOBS]
     jobs = {job.id: job for job in running} | service.store.jobs.several(newest)
-    rates = {job_id: rates_of(job, now) for job_id, job in jobs.items()}
+    rates = {job_id: rates_of(job, seen.get(job_id, now)) for job_id, job in jobs.items()}
 
     def sums(of: Sequence[Use]) -> SumsView:
         return SumsView(**finite(asdict(summed(of, rates, policy.cost_per_gpu_hour))))
@@ -126,10 +131,17 @@ def performance(service: Service, who: Who, days: int, limit: int, now: float) -
         by_job=[
             _one(jobs[each], of_job[each], sums(of_job[each]), rates[each]) for each in newest[:limit] if each in jobs
         ],
-        running_units_per_s=_together(running, rates),
+        running_units_per_s=_together([job for job in running if job.id not in seen], rates),
         looked_at=len(newest),
         truncated=len(of_job) > len(newest),
     )
+
+
+def _seen(service: Service, running: Sequence[Job], now: float) -> dict[str, float]:
+    """Until when the jobs of silent machines have been looked after, by id: nobody knows whether they go on."""
+    silent = [job for job in running if job.reason == NODE_SILENT]
+    ends = lease_ends(service.store.leases.all()) if silent else {}
+    return {job.id: seen_until(job, ends, now) for job in silent}
 
 
 def _together(running: Sequence[Job], rates: dict[str, JobRates]) -> dict[str, float]:

@@ -11,7 +11,7 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 
 from drumline.config.load import config_from_mapping
-from drumline.errors import Busy, DrumlineError
+from drumline.errors import Busy, Conflict, DrumlineError
 from drumline.hardware.host import read_host
 from drumline.hardware.records import Hardware
 from drumline.jobs.commands import parallel_settings
@@ -22,7 +22,6 @@ from drumline.jobs.placement import suits
 from drumline.jobs.plans import PlanView
 from drumline.jobs.records import Resources
 from drumline.jobs.requests import JobRequest, Who
-from drumline.jobs.retry_folder import ROWS
 from drumline.jobs.store import Idempotency
 from drumline.plan.devices import count as counted
 from drumline.plan.resolve import resolve
@@ -104,7 +103,12 @@ def add(routes: APIRouter) -> None:
         reasons: dict[str, str] = {}
         notes = list(kept.notes)
         if closer and request.model_name is not None:
-            config, reasons = await look_closer(service, who, request, kept, looks)
+            try:
+                config, reasons = await look_closer(service, who, request, kept, looks)
+            except Exception:
+                if kept.is_new:  # nobody is told its id, so nobody could remove its texts
+                    await run_in_threadpool(service.board.drop_plan, kept.id, who)
+                raise
         plan, why, more = await run_in_threadpool(planned, service, request, kept, config)
         return PlannedView(
             config_id=kept.id,
@@ -131,7 +135,8 @@ async def look_closer(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Every setting of the run and why it is so, by a process that looks at model and data and trains nothing.
 
-    Raises ConfigError and DataError for what cannot be learned, Busy where too many look, or it takes too long.
+    Raises ConfigError and DataError for what cannot be learned, Busy where too many look, or it takes too long, and
+    Conflict where its texts are not on this machine.
     """
     if looks.num >= MOST_LOOKS:
         raise Busy("others look at models just now", "try again, or leave closer out")
@@ -152,8 +157,10 @@ async def look_closer(
 def _command(service: Service, who: Who, request: JobRequest, kept: PlanView) -> tuple[str, ...] | None:
     """The command that a job would run; None where it has no data yet."""
     places = Places(service.config, lambda job_id: _may_use(service, who, job_id))
-    if request.texts is not None:
-        data = [str(service.config.data_dir.expanduser().absolute() / "plans" / kept.id / ROWS)]
+    if kept.texts is not None:
+        if not kept.texts.is_file():
+            raise Conflict(f"the texts of {kept.id} are not on this machine", "plan it anew, or leave closer out")
+        data = [str(kept.texts)]
     elif request.path is not None:
         paths = [request.path] if isinstance(request.path, str) else list(dict.fromkeys(request.path))
         data = [places.data(path, "path") for path in paths]

@@ -13,8 +13,8 @@ def add(routes: APIRouter) -> None:
     """Add this path."""
 
     @routes.delete(
-        "/training/config/{config_id}", operation_id="delete_plan_data", status_code=204, responses=responses(404)
+        "/training/config/{config_id}", operation_id="delete_plan_data", status_code=204, responses=responses(404, 409)
     )
     def delete_plan_data(config_id: PlanId, service: TheService, who: TheWho) -> None:
-        """Remove the texts that came with a plan, so that it cannot be started as it was. Jobs have their own copy."""
+        """Remove a plan and the texts that came with it, on the machine that has them; jobs have their own copy."""
         service.board.drop_plan(config_id, who)

@@ -70,8 +70,7 @@ class Starting:
         try:
             plan = board.planned(body.config_id, self._who)
             wanted = planned_request(body, method, plan.request)
-            taken = body.config_id if plan.is_once else None
-            return board.submit(wanted, self._who, once, defaults_version=plan.defaults_version, plan_id=taken)
+            return board.submit(wanted, self._who, once, defaults_version=plan.defaults_version, plan=plan)
         except NotFound:  # the same call may have started it at this moment
             if once is not None and (earlier := store.jobs.added_before(once)) is not None:
                 return earlier
