@@ -30,7 +30,7 @@ STEPS, LOGGED = 4000, 40
 """Of a run that goes through three attempts: enough that it has not ended before it has changed its size twice; and
 between two lines of its metrics."""
 SOON_S = 5.0
-"""From the end of a launcher until its keeper has ended the workers and told of it, by the moments that are recorded."""
+"""From the end of a launcher until its keeper has ended the workers and told of it, by recorded moments."""
 LIMIT_S = 300.0
 """Most of a real run's time is its processes' start, and other tests may have the cores."""
 
