@@ -1,6 +1,6 @@
 """The web page in a real browser against a simulated service: every view and state, by eye, keyboard and phone.
 
-DRUMLINE_SCREENSHOTS=folder saves pictures of the views there, for people to look at.
+`make test-long` takes pictures of all views; with DRUMLINE_SCREENSHOTS=folder they are kept there, to be looked at.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ WAITS = "waits for 4 GPUs: 3 are free, job-1 has the others"
 VIEWS = ("", "jobs", "jobs/job-1", "jobs/job-2", "jobs/nobody", "new", "history", "compare/job-3,job-4", "costs")
 
 PICTURES = os.environ.get("DRUMLINE_SCREENSHOTS")
-"""Folder for them."""
 TAKEN = {
     "gpus": "", "jobs": "jobs", "job": "jobs/job-1", "failed": "jobs/job-4", "compare": "compare/job-3,job-4",
     "history": "history", "form": "new", "costs": "costs", "silent": "jobs/job-5",
@@ -372,11 +371,13 @@ def test_nothing_jumps_while_it_loads(browser: Browser, page: str, state: Simula
         assert browser.script("return window.shift") < 0.1, view  # "good" by web.dev/cls
 
 
-@pytest.mark.skipif(PICTURES is None, reason="only with DRUMLINE_SCREENSHOTS=folder")
+@pytest.mark.long
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
-def test_pictures_are_taken(browser: Browser, page: str, state: Simulated, width: int, is_dark: bool) -> None:
-    folder = Path(PICTURES or "")
+def test_pictures_are_taken(
+    browser: Browser, page: str, state: Simulated, width: int, is_dark: bool, tmp_path: Path
+) -> None:
+    folder = tmp_path if PICTURES is None else Path(PICTURES)
     folder.mkdir(parents=True, exist_ok=True)
     browser.size(width, dark=is_dark)
     kind = f"{width}-{'dark' if is_dark else 'light'}.png"
