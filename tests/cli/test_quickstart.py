@@ -18,6 +18,7 @@ from drumline.track.soundness import CHECKS
 from tests.cli.real_command import COMMAND, Command
 
 
+@pytest.mark.system  # it takes half a minute
 def test_two_processes_of_the_cpu_are_in_order(tmp_path: Path) -> None:
     ended = Command(tmp_path, "quickstart", "--check").wait()
     assert ended.status == 0, ended.out + ended.err
@@ -29,6 +30,7 @@ def test_two_processes_of_the_cpu_are_in_order(tmp_path: Path) -> None:
     assert "times as fast as one process alone" in speed
 
 
+@pytest.mark.system
 def test_epochs_train_and_leave_a_run(tmp_path: Path) -> None:
     ended = Command(tmp_path, "quickstart", "--epochs", "1").wait()
     assert ended.status == 0, ended.err
