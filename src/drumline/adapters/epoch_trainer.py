@@ -141,7 +141,10 @@ class EpochTrainer:
         return self.trainer.evaluate()
 
     def save(self, path: str | Path, epoch: int, **others: Any) -> Path:
-        """Write what people keep in a .pth file: epoch, model_state_dict, optimizer_state_dict, and the others."""
+        """Write what people keep in a .pth file: epoch, model_state_dict, optimizer_state_dict, and the others.
+
+        Rank 0 does it, and the other ranks do not wait for the file.
+        """
         import torch
 
         from drumline.parallel.groups import started_world

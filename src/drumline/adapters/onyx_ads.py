@@ -28,7 +28,7 @@ from drumline.config.explain import explain
 from drumline.config.load import config_from_mapping
 from drumline.config.problem import refuse
 from drumline.config.source import from_mapping
-from drumline.errors import ConfigError, DrumlineError
+from drumline.errors import ConfigError, DrumlineError, LaunchError
 from drumline.hardware.inventory import detect
 from drumline.hardware.selection import select
 from drumline.jobs import defaults, gpu_stats
@@ -353,6 +353,10 @@ class OptimizedFineTuningService(FineTuningService):
                 result = await super().finetune_model(*args, **settings)
             except DrumlineError as error:  # the other ranks raise it too
                 result = error
+            except BaseException as error:  # they must not wait for it
+                why = f"rank 0 could not train: {type(error).__name__}: {error}"
+                write_atomic(told, pickle.dumps(LaunchError(why, "see what rank 0 raised")))
+                raise
             write_atomic(told, pickle.dumps(result))
         began = psutil.Process().create_time()
         while not (told.exists() and told.stat().st_mtime >= began):  # a launch of before may have had the same name

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from drumline.errors import ConfigError
+from drumline.rundir import write_atomic
 
 if TYPE_CHECKING:
     from drumline.config.schema import RunConfig
@@ -85,14 +86,22 @@ def write_recipe(recipe: str, overrides: list[str], folder: Path) -> Path:
     for number in itertools.count(1):
         path = folder / (f"{OWN}.yaml" if number == 1 else f"{OWN}_{number}.yaml")
         try:
-            with path.open("x", encoding="utf-8") as file:
-                file.write(text)
+            path.open("x").close()  # the name is ours from here on
         except FileExistsError:
             continue
         except OSError as error:
-            raise ConfigError(f"{path} cannot be written: {error.strerror}", "go to a folder of your own") from None
+            raise _unwritten(path, error) from None
         break
+    try:
+        write_atomic(path, text)
+    except OSError as error:
+        path.unlink()
+        raise _unwritten(path, error) from None
     return path
+
+
+def _unwritten(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path} cannot be written: {error.strerror}", "go to a folder of your own")
 
 
 def read_line(question: str) -> str:

@@ -27,7 +27,7 @@ from drumline.jobs.requests import JobRequest, Who
 from drumline.jobs.retry_folder import ROWS, bring_rows, bring_run, has_checkpoint, write_rows, writing
 from drumline.jobs.silence import give_up
 from drumline.jobs.states import NODE_SILENT, Asked, handle
-from drumline.jobs.store.values import Idempotency, JobFilter, Page
+from drumline.jobs.store.values import Idempotency, JobFilter, Page, Versioned
 
 if TYPE_CHECKING:
     from drumline.jobs.store import Store
@@ -93,7 +93,7 @@ class Board:
         fill = (lambda folder: None) if rows is None else (lambda folder: write_rows(folder, rows))
         if plan is None or plan.folder is None:
             return self._add(job, who, idempotency, fill)
-        kept = self._add(job, who, idempotency, fill, plan.id)
+        kept = self._add(job, who, idempotency, fill, plan.row)
         self._plans.forget(plan.folder)
         return kept
 
@@ -328,7 +328,7 @@ class Board:
         who: Who,
         idempotency: Idempotency | None,
         fill: Callable[[Path], None],
-        plan_id: str | None = None,
+        plan: Versioned | None = None,
     ) -> Job:
         """Keep a new job: its folder first, so that a job that is there has all that it needs."""
         folder = self.folder(job)
@@ -337,7 +337,7 @@ class Board:
         try:
             with writing(folder):
                 fill(folder)
-            kept, is_new = self._store.jobs.add(job, idempotency, plan_id)
+            kept, is_new = self._store.jobs.add(job, idempotency, plan)
         except BaseException:
             with suppress(StoreError):  # a commit whose answer was lost may have been one: then the folder stays
                 if self._store.jobs.get(job.id) is None:

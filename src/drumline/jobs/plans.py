@@ -49,7 +49,8 @@ class PlanView:
 class Planned(NamedTuple):
     """A plan as it is started."""
 
-    id: str
+    row: Versioned
+    """As it was when it was read: another one may be under its id since then."""
     request: JobRequest
     """With its texts."""
     defaults_version: int
@@ -114,17 +115,18 @@ class Plans:
                 raise NotFound(f"the texts of {plan_id} are not there any more", "plan it again") from None
         version = int(kept.values.get("defaults_version") or 0)
         folder = None if texts is None else texts.parent.name
-        return Planned(plan_id, JobRequest.model_validate(request), version, folder)
+        return Planned(kept, JobRequest.model_validate(request), version, folder)
 
     def drop(self, plan_id: str, may_see: Callable[[str], bool]) -> None:
-        """Remove it, with its texts. Raises NotFound, and Conflict where these lie on another machine."""
+        """Remove it, with its texts. Raises NotFound, Conflict where these lie on another machine, and StoreError."""
         kept = self._kept(plan_id, may_see)
         if (texts := self._texts(kept)) is not None:
-            self.forget(texts.parent.name)
+            with writing(texts.parent), suppress(FileNotFoundError):
+                shutil.rmtree(texts.parent)
         self._store.settings.remove(kept)
 
     def forget(self, folder: str) -> None:
-        """Remove the texts of a plan that was there. folder: their own, as Planned says it."""
+        """Remove the texts of a plan that was there, at the latest with the sweep. folder: as Planned says it."""
         shutil.rmtree(self._folder / folder, ignore_errors=True)
 
     def _made_before(self, idempotency: Idempotency | None) -> Versioned | None:

@@ -77,6 +77,16 @@ def test_no_file_is_overwritten(tmp_path: Path) -> None:
         write_recipe("quickstart", [], tmp_path / "nowhere")
 
 
+def test_a_disk_that_is_full_leaves_no_half_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ConfigError, match="No space left"):
+        write_recipe("quickstart", [], tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_measurements_are_of_every_device() -> None:
     assert [counts_up_to(num) for num in (1, 2, 4, 6)] == [[1], [1, 2], [1, 2, 4], [1, 2, 4, 6]]
     (on_gpus, of_gpus), (on_cpu, of_cpu) = measured_settings(WITH_GPUS), measured_settings(WITHOUT)

@@ -324,7 +324,8 @@ def test_a_plan_is_started_by_its_id(board: Board, store: Store, config: Service
 
 def test_a_plan_may_leave_model_and_data_to_its_start(board: Board) -> None:
     plan = board.plan(JobRequest(settings={"epochs": 2}), ADA)
-    assert board.planned(plan.id, ADA) == (plan.id, JobRequest(settings={"epochs": 2}), 0, None)
+    row, *others = board.planned(plan.id, ADA)
+    assert (row.id, *others) == (plan.id, JobRequest(settings={"epochs": 2}), 0, None)
     with pytest.raises(ConfigError):
         board.plan(JobRequest(settings={"epochs": -2}), ADA)
 

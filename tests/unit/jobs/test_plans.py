@@ -193,6 +193,34 @@ def test_a_start_removes_no_texts_of_a_plan_that_was_made_under_the_same_id_mean
     assert start(board, first.id)
 
 
+def test_a_slow_start_does_not_take_a_plan_that_was_made_under_the_same_id_meanwhile(
+    board: Board, store: Store
+) -> None:
+    once = Idempotency("ada", "once", "digest")
+    slow = board.planned(board.plan(request(), ADA, once).id, ADA)
+    start(board, slow.row.id)
+    later = board.plan(request(), ADA, once)
+    with pytest.raises(NotFound, match="started already"):
+        board.submit(slow.request, ADA, defaults_version=slow.defaults_version, plan=slow)
+    assert later.is_new and later.id == slow.row.id and folder_of(later).is_dir()
+    assert start(board, later.id)
+
+
+def test_texts_that_cannot_be_removed_are_told_of(board: Board, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = board.plan(request(), ADA)
+
+    def refused(path: Path, **_: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("drumline.jobs.plans.shutil.rmtree", refused)
+        with pytest.raises(StoreError, match="Permission denied"):
+            board.drop_plan(plan.id, ADA)
+    assert folder_of(plan).is_dir()
+    board.drop_plan(plan.id, ADA)
+    assert not folder_of(plan).exists()
+
+
 def test_a_removal_leaves_what_was_put_under_the_same_id_since(store: Store) -> None:
     old = store.settings.put("plan", {}, "ada", document_id="plan-1")
     store.settings.remove(old)

@@ -13,10 +13,11 @@ from drumline.jobs.store.connection import Database
 from drumline.jobs.store.counting import read_counts
 from drumline.jobs.store.listing import find_page
 from drumline.jobs.store.rows import KnownJobs, insert_job, read_active, read_job, read_jobs, write_job, write_progress
+from drumline.jobs.store.settings import remove_same
 from drumline.jobs.store.spent import read_running, read_usage
-from drumline.jobs.store.tables import documents, jobs
 from drumline.jobs.store.tables import idempotency as idempotency_keys
-from drumline.jobs.store.values import Idempotency, JobFilter, Page, Use
+from drumline.jobs.store.tables import jobs
+from drumline.jobs.store.values import Idempotency, JobFilter, Page, Use, Versioned
 
 
 class Jobs:
@@ -26,12 +27,12 @@ class Jobs:
         self._database = database
         self._known = known
 
-    def add(self, job: Job, idempotency: Idempotency | None = None, plan_id: str | None = None) -> tuple[Job, bool]:
+    def add(self, job: Job, idempotency: Idempotency | None = None, plan: Versioned | None = None) -> tuple[Job, bool]:
         """Keep a new job: the job and True, or the one that the same request made before and False.
 
-        However many threads and processes add the same request at once, there is one job. plan_id: a plan that is gone
-        once the job is there. Raises IdempotencyConflict where the key was used for another request, Conflict where the
-        job's id is taken, and NotFound where the plan is not there any more.
+        However many threads and processes add the same request at once, there is one job. plan: what it was made of,
+        whose row goes with it. Raises IdempotencyConflict where the key was used for another request, Conflict where
+        the job's id is taken, and NotFound where the plan is not there any more.
         """
         try:
             with self._database.write(lock=True) as connection:
@@ -39,10 +40,8 @@ class Jobs:
                 if idempotency is not None:
                     values = {"owner": idempotency.owner, "key": idempotency.key, "job_id": job.id}
                     connection.execute(insert(idempotency_keys), {**values, "fingerprint": idempotency.fingerprint})
-                if plan_id is not None:
-                    plan = delete(documents).where(documents.c.kind == "plan", documents.c.id == plan_id)
-                    if not connection.execute(plan).rowcount:
-                        raise NotFound(f"{plan_id} is not there any more: it was started already", "plan it again")
+                if plan is not None and not remove_same(connection, plan):
+                    raise NotFound(f"{plan.id} is not there any more: it was started already", "plan it again")
         except exc.IntegrityError as error:
             earlier = None if idempotency is None else self.added_before(idempotency)
             if earlier is None:

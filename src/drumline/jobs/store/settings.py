@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, delete, exc, func, insert, select
+from sqlalchemy import ColumnElement, Connection, Row, delete, exc, func, insert, select
 
 from drumline.errors import Conflict
 from drumline.jobs.store.connection import Database
@@ -77,15 +77,20 @@ class Settings:
 
     def remove(self, document: Versioned) -> None:
         """Remove a document, unless it is gone; one that was put under its id since then stays."""
-        # Versions come again once the newest is removed, moments do not.
-        same = documents.c.id == document.id, documents.c.version == document.version, documents.c.at == document.at
         with self._database.write() as connection:
-            connection.execute(delete(documents).where(*same))
+            remove_same(connection, document)
 
     def _one(self, condition: ColumnElement[bool], kind: DocumentKind) -> Versioned | None:
         with self._database.read() as connection:
             row = connection.execute(select(documents).where(documents.c.kind == kind, condition)).one_or_none()
         return None if row is None else _document(row)
+
+
+def remove_same(connection: Connection, document: Versioned) -> bool:
+    """Remove a document, but none that was put under its id since then; returns whether it was there."""
+    # Versions come again once the newest is removed, moments do not.
+    same = documents.c.id == document.id, documents.c.version == document.version, documents.c.at == document.at
+    return connection.execute(delete(documents).where(*same)).rowcount > 0
 
 
 def _document(row: Row[Any]) -> Versioned:
