@@ -24,7 +24,10 @@ from drumline.errors import DrumlineError
 from drumline.parallel.strategy import MicroBatch, Task
 
 END_S = 0.2
-"""What a loader process that was killed may take to be seen as ended, after its connection has broken."""
+"""What a loader process that was killed may take to begin its end, after any error that may come of it."""
+
+BROKEN_S = 5.0
+"""The same after its connection has broken, which nothing but its end does."""
 
 
 class Piece(NamedTuple):
@@ -179,7 +182,7 @@ class Reader:
             reason = None
             if self._options.num_workers:
                 self._watch_no_more()
-                reason = explained(self._killed() or error)
+                reason = explained(self._killed(error) or error)
             if reason is None:
                 raise
             raise reason from error
@@ -191,11 +194,16 @@ class Reader:
             torch_signals._remove_worker_pids(id(running))
             running._worker_pids_set = False
 
-    def _killed(self) -> RuntimeError | None:
+    def _killed(self, error: Exception) -> RuntimeError | None:
         """What torch says of a loader process that a signal has ended, where a consequence of it was met first."""
         workers = getattr(self._pass, "_workers", ())
-        wait([worker.sentinel for worker in workers], END_S)
+        begun = wait(
+            [worker.sentinel for worker in workers],
+            BROKEN_S if isinstance(error, ConnectionError | EOFError) else END_S,
+        )
         for worker in workers:
+            if worker.sentinel in begun:
+                worker.join(END_S)  # the sentinel closes with its files, a moment before it has an exit code
             if (worker.exitcode or 0) < 0:
                 name = signal.strsignal(-worker.exitcode)
                 return RuntimeError(f"DataLoader worker (pid {worker.pid}) is killed by signal: {name}.")

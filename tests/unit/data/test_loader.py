@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -318,23 +317,6 @@ class CountEvery(CountAll):
 
     def check(self, batch: Batch) -> None:
         pass
-
-
-@pytest.mark.parametrize(
-    ("number", "words"), [(signal.SIGKILL, "memory runs out"), (signal.SIGSEGV, "a crash in native code")]
-)
-def test_a_loader_process_that_is_killed_says_why(number: signal.Signals, words: str) -> None:
-    class Deadly(Noisy):
-        def __getitem__(self, row: int) -> dict[str, Any]:
-            if row == 2:
-                signal.signal(signal.SIGSEGV, signal.SIG_DFL)
-                os.kill(os.getpid(), number)
-            return super().__getitem__(row)
-
-    with loader_of(Deadly(6), num_workers=1) as loader, pytest.raises(DataError, match=words) as caught:
-        list(loader.read(pieces(*([row] for row in range(6)))))
-    assert "loader.num_workers" in caught.value.fix
-    assert caught.value.__cause__ is not None
 
 
 def test_what_a_row_draws_does_not_depend_on_loader_processes() -> None:
