@@ -22,9 +22,9 @@ FORMS = {
 SMALL = ["model.num_layers=2", "model.num_heads=2", "model.width=32", "train.compile=none", "hardware.device=cpu"]
 
 
-def recipe(gpus: int, *more: str, tiny: bool) -> list[str]:
-    """The recipe on random tokens, 32 rows a GPU and update."""
-    context, vocab_size, rows = (32, 256, 4) if tiny else (1024, 50304, 32)
+def recipe(gpus: int, *more: str, tiny: bool, rows: int = 32) -> list[str]:
+    """The recipe on random tokens, so many rows a GPU and update."""
+    context, vocab_size, rows = (32, 256, rows // 8) if tiny else (1024, 50304, rows)
     spec: dict[str, Any] = {"recipe": "gpt2_124m", "context": context, "warmup": 15, "steps": 40}
     spec["overrides"] = [
         f"data={{kind: random_tokens, num_rows: 8192, context: {context}, vocab_size: {vocab_size}}}",
@@ -52,6 +52,8 @@ def main() -> None:
     rows = [
         Row(f"recipe on {gpus}", recipe(gpus, tiny=tiny), shown, gpus),
         Row("recipe on 1", recipe(1, tiny=tiny), one),
+        Row(f"recipe, 64 rows, on {gpus}", recipe(gpus, tiny=tiny, rows=64), shown, gpus),
+        Row("recipe, 64 rows, on 1", recipe(1, tiny=tiny, rows=64), one),
         *(
             Row(f"recipe, {name}, on {gpus}", recipe(gpus, form, tiny=tiny), shown, gpus)
             for name, form in FORMS.items()
@@ -59,12 +61,15 @@ def main() -> None:
         Row(f"raw torch DDP on {gpus}", by_hand(gpus, tiny=tiny), shown, gpus),
         Row("raw torch DDP on 1", by_hand(1, tiny=tiny), one),
     ]
+    rows = list({row.name: row for row in rows}.values())  # on one GPU, "on all" is "on 1"
     rates = print_rates(make_rows(asked, rows))
     print_ratio(rates, f"recipe on {gpus}", "recipe on 1", 0.97, factor=1 / gpus)
+    print_ratio(rates, f"recipe, 64 rows, on {gpus}", "recipe, 64 rows, on 1", 0.97, factor=1 / gpus)
     for name in FORMS:
         print_ratio(rates, f"recipe, {name}, on {gpus}", "recipe on 1", 0.97, factor=1 / gpus)
     print_ratio(rates, f"raw torch DDP on {gpus}", "raw torch DDP on 1", 0.97, factor=1 / gpus)
-    print_ratio(rates, f"recipe on {gpus}", f"raw torch DDP on {gpus}", 1.12)
+    for name in ("recipe", "recipe, 64 rows,"):
+        print_ratio(rates, f"{name} on {gpus}", f"raw torch DDP on {gpus}", 1.12)
 
 
 if __name__ == "__main__":

@@ -38,7 +38,7 @@ def command(shape: str, variant: str) -> list[str]:
         "config": {
             "train": {
                 "global_batch": 4 if tiny else 8,
-                "lr": 3e-4,
+                "lr": 1e-4,
                 "schedule": {"name": "constant", "warmup_steps": 20},
                 "precision": "fp32" if tiny else "bf16",
                 "compile": "none" if tiny else os.environ.get("COMPILE", "whole"),

@@ -128,7 +128,9 @@ def classification(assets: Assets, *, whole: bool, num_rows: int = 2_500) -> Pro
     num_rows, num_held_out = (num_rows, num_rows // 10) if whole else (160, 40)
     train, held_out = prepared(rows[: num_held_out + num_rows], num_held_out, features)
     model = minilm(assets.minilm, "sequence_classification", len(classes), dropout=whole)
-    settings = {"lr": 1e-4, "global_batch": 16, "micro_batch": 8}
+    # The head is new, and far from where it should be; the encoder is not.
+    optimizer = {"weight_decay": 0.01, "rules": [{"pattern": "classifier.*", "lr_factor": 10}]}
+    settings = {"lr": 1e-4, "global_batch": 16, "micro_batch": 8, "optimizer": optimizer}
     return Problem(model, Classification(len(classes)), train, held_out, settings, Pad(INPUTS))
 
 
@@ -264,7 +266,7 @@ def run(make: Make, assets: Assets, directory: str, whole: bool) -> Answer:
 
 AIMS: dict[Make, dict[str, float]] = {
     classification: {"accuracy": 0.35},
-    classification_of_20000: {"accuracy": 0.725},
+    classification_of_20000: {"accuracy": 0.7385},
     image_classification: {"accuracy": 0.838, "f1": 0.83, "auc": 0.98},
     token_classification: {"accuracy": 0.8, "f1": 0.5},
     sequence_to_sequence: {"accuracy": 0.75},
@@ -277,13 +279,20 @@ LONG = {classification_of_20000, contrastive, image_classification, sequence_to_
 
 
 def each_make() -> list[Any]:
-    return [pytest.param(make, id=make.__name__, marks=[pytest.mark.long] if make in LONG else []) for make in AIMS]
+    """On two ranks, and by hand on one; both take the same steps, as below."""
+    return [
+        pytest.param(
+            make, num, id=f"{make.__name__}-{num}", marks=[pytest.mark.long] if num == 1 or make in LONG else []
+        )
+        for make in AIMS
+        for num in (1, 2)
+    ]
 
 
-@pytest.mark.parametrize("make", each_make())
-def test_a_task_is_learned(ranks: RankPool, tmp_path: Path, assets: Assets, make: Make) -> None:
-    answers = ranks.run(2, run, make, assets, fresh(tmp_path), True, timeout=900)
-    assert answers[0] == answers[1]
+@pytest.mark.parametrize(("make", "num_ranks"), each_make())
+def test_a_task_is_learned(ranks: RankPool, tmp_path: Path, assets: Assets, make: Make, num_ranks: int) -> None:
+    answers = ranks.run(num_ranks, run, make, assets, fresh(tmp_path), True, timeout=1_800)
+    assert all(answer == answers[0] for answer in answers)
     losses, before, after = answers[0]
     print(before, after, losses[:: len(losses) // 10])
     for name, aim in AIMS[make].items():
