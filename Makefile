@@ -12,7 +12,7 @@ TWO_AT_ONCE := $(wildcard tests/unit tests/contract tests/seeds)
 TWO_FILES_AT_ONCE := $(wildcard tests/cli tests/ranks tests/examples)
 ONE_BY_ONE := $(wildcard tests/service tests/chaos)
 
-.PHONY: help .venv demo test unit test-system test-long assets lint types format docs clean
+.PHONY: help .venv demo test unit test-system test-long assets lint types format docs site clean
 .DELETE_ON_ERROR:
 
 help:
@@ -24,7 +24,8 @@ help:
 	@echo "                  postgresql chromium chromium-driver"
 	@echo "make test-long    what takes minutes and CI leaves out: before a release; needs the same packages"
 	@echo "make lint types   style and types; make format rewrites files"
-	@echo "make docs         write the pages of settings in docs/, and tests/contract/openapi.json, from the code"
+	@echo "make docs         write what is made from the code: pages in docs/, and tests/contract/openapi.json"
+	@echo "make site         build the documentation into site/, all its links checked"
 
 .venv: .venv/.complete
 
@@ -91,7 +92,13 @@ docs: .venv
 	$(BIN)/python -c 'from drumline.config.page import service_page; print(service_page(), end="")' > docs/service-config.md
 	$(BIN)/python -c 'from drumline.config.page import prediction_page; print(prediction_page(), end="")' > docs/predict-config.md
 	$(BIN)/python -m tests.contract.write_openapi
+	$(BIN)/python -m tests.contract.write_rest
+	$(BIN)/python -m tests.contract.write_commands
 	$(BIN)/python -m tests.seeds.page > docs/seeds.md
 
+# The variable keeps the theme from advertising.
+site: .venv
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv dist runs .drumline .mypy_cache .ruff_cache .pytest_cache
+	rm -rf .venv dist site runs .drumline .mypy_cache .ruff_cache .pytest_cache

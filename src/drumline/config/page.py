@@ -159,5 +159,5 @@ def _default(field: FieldInfo) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text as it stands, not as Markdown: `runs/<name>` would lose its end, and a pattern's star would slant."""
-    return re.sub(r"([<>|*])", r"\\\1", text)
+    """Text as it stands, not as Markdown: `runs/<name>` would lose its end, `*` and `[` their meaning."""
+    return re.sub(r"([<>|*[])", r"\\\1", text)
