@@ -4,7 +4,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 ASSETS ?= $(CURDIR)/.venv/test-assets
-PYTEST := $(BIN)/python -m pytest
+PYTEST := $(BIN)/python -m pytest --durations 12
 # Folders that hold tests; an empty one does not outlive a clone. Most of the first are one process, so two run at once.
 TWO_AT_ONCE := $(wildcard tests/unit tests/contract tests/seeds)
 # What starts commands or ranks waits as much as it computes; two files run at once, as the tests of one share what was

@@ -14,6 +14,8 @@ from drumline.launcher.spec import MARK
 from drumline.rundir import read_lines
 from tests.cli.real_command import Command, Ended
 
+pytestmark = pytest.mark.system  # each starts processes to time them
+
 RECIPE = """
 model: {num_layers: 1, num_heads: 2, width: 16}
 data: {kind: random_tokens, num_rows: 64, vocab_size: 64, context: 8}

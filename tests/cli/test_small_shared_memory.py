@@ -174,6 +174,7 @@ def test_a_batch_larger_than_any_before_it_is_an_error_with_advice(tmp_path: Pat
         assert "--shm-size" in fix and "loader.num_workers" in fix
 
 
+@pytest.mark.system
 def test_2000_batches_that_are_kept_need_no_file_handles(tmp_path: Path) -> None:
     (tmp_path / "keep.py").write_text(KEEP)
     ended = run(tmp_path, sys.executable, "keep.py", "256", "256", "2000", "1")
@@ -182,6 +183,7 @@ def test_2000_batches_that_are_kept_need_no_file_handles(tmp_path: Path) -> None
     assert "do not fit" not in ended.stderr
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("hard", "done", "limit"),
     [(4096, "the limit on open files is raised to 4096", 4096), (256, "tensors are shared by name", 256)],

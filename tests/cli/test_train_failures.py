@@ -152,8 +152,19 @@ Trainer(model, config, Rows(), loss=Fails(16)).fit()
 @pytest.mark.parametrize(
     ("mode", "problem", "fix", "tracebacks", "steps"),
     [
-        ("label", "rank 1 failed: labels[1, 6] is 300; allowed are 0 to 15", "fix: number the classes from 0", 0, 1),
-        ("nan", "failed: the gradient of update 3 is NaN", "fix: lower train.lr", 0, 2),
+        pytest.param(
+            *(
+                "label",
+                "rank 1 failed: labels[1, 6] is 300; allowed are 0 to 15",
+                "fix: number the classes from 0",
+                0,
+                1,
+            ),
+            marks=pytest.mark.system,
+        ),
+        pytest.param(
+            *("nan", "failed: the gradient of update 3 is NaN", "fix: lower train.lr", 0, 2), marks=pytest.mark.system
+        ),
         ("exception", "rank 1 failed: RuntimeError: boom in the loss (fails.py:", "rank_1.log", 1, 2),
     ],
 )
@@ -173,6 +184,7 @@ def test_a_script_that_fails_on_the_way(
     assert event["event"] == "failed" and problem in event["message"]
 
 
+@pytest.mark.system
 def test_torchruns_summary_names_the_failure(tmp_path: Path) -> None:
     (tmp_path / "fails.py").write_text(SCRIPT)
     command = [str(COMMAND.with_name("torchrun")), "--standalone", "--nproc-per-node", "2", "fails.py", "exception"]

@@ -59,7 +59,9 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize(
+    "launcher", ["torchrun", *(pytest.param(name, marks=pytest.mark.system) for name in ("drumline", "accelerate"))]
+)
 def test_a_launcher_gives_the_losses_of_python(launcher: str, alone: list[float], tmp_path: Path) -> None:
     result = run(tmp_path, *LAUNCHERS[launcher], str(SCRIPT))
     assert result.returncode == 0, result.stderr
@@ -71,6 +73,7 @@ def test_a_launcher_gives_the_losses_of_python(launcher: str, alone: list[float]
     assert read_json(run_of(tmp_path).plan)["world_size"] == 2
 
 
+@pytest.mark.system
 def test_simulated_slurm_gives_the_losses_of_python(alone: list[float], tmp_path: Path) -> None:
     """Two tasks with the variables that srun sets; there is no SLURM here."""
     with socket.socket() as probe:
@@ -105,6 +108,7 @@ def test_simulated_slurm_gives_the_losses_of_python(alone: list[float], tmp_path
     assert read_json(run_of(tmp_path).plan)["reasons"]["world_size"].startswith("slurm started 2")
 
 
+@pytest.mark.system
 def test_a_precision_that_contradicts_the_scripts_is_refused(tmp_path: Path) -> None:
     result = run(tmp_path, "accelerate", "launch", "--num_processes", "1", "--mixed_precision", "bf16", str(SCRIPT))
     assert result.returncode != 0
@@ -139,6 +143,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.system
 def test_a_launched_function_trains_as_one_process_does(tmp_path: Path) -> None:
     (tmp_path / "function.py").write_text(FUNCTION)
     result = run(tmp_path, "python", "function.py")

@@ -41,32 +41,9 @@ def mean_loss(loss: Callable[[Any, Any], Tensor] | None) -> Callable[[nn.Module,
     return of_pair
 
 
-def logged_once_an_epoch(config: RunConfig, data: Any, world: World | None = None) -> TrackConfig:
-    """Its `track` without a screen and with a log line an epoch, which has its mean (a stream: a line an update).
-
-    world: none: the one of this process's group, or the launcher's.
-    """
-    from drumline.config.parallel import DataParallel
-    from drumline.hardware.inventory import detect
-    from drumline.parallel.groups import started_world
-
-    try:
-        num_rows = len(getattr(data, "dataset", data))
-    except TypeError:
-        num_rows = 1
-    train = config.train
-    num_shards = (world or started_world()).size
-    if isinstance(config.parallel, DataParallel):
-        num_shards = config.parallel.replicas or len(config.hardware.gpus or detect().gpus) or 1
-    own = (train.batch_size_per_gpu or 1) * (train.gradient_accumulation_steps or 1)
-    batch = train.global_batch or own * num_shards
-    return config.track.model_copy(update={"every": -(-num_rows // batch), "console": False})
-
-
-def once_an_epoch(config: RunConfig, data: Any, world: World | None = None) -> RunConfig:
-    """The config without an end, and with a log line an epoch."""
-    train = config.train.model_copy(update={"epochs": ENDLESS})
-    return config.model_copy(update={"track": logged_once_an_epoch(config, data, world), "train": train})
+def logged_once_an_epoch(config: RunConfig) -> TrackConfig:
+    """Its `track` without a screen, and with a log line an epoch, which has its means."""
+    return config.track.model_copy(update={"every": "epoch", "console": False})
 
 
 class EpochTrainer:
@@ -105,7 +82,8 @@ class EpochTrainer:
             from drumline.engine.trainer import Options, Trainer
 
             train, held_out = self._data
-            config = once_an_epoch(self._config, train, self._world)
+            lengths = self._config.train.model_copy(update={"epochs": ENDLESS})
+            config = self._config.model_copy(update={"track": logged_once_an_epoch(self._config), "train": lengths})
             options: Options = {"eval_data": held_out, "loss": self._loss, "optimizer": self.optimizer}
             if self._world is not None:
                 options["world"] = self._world
@@ -121,20 +99,18 @@ class EpochTrainer:
             self.close()
             self._asked = config
             self._config = config.model_copy(update={"seed": config.seed + self._epochs})  # another order than before
-        began, loss, weight, units, found = time.perf_counter(), 0.0, 0.0, 0, {"samples": 0, "updates": 0}
+        began, loss, found = time.perf_counter(), float("nan"), {"samples": 0, "updates": 0}
         try:
             for info in self.trainer.steps(epochs=1):
-                units += info.units
                 found["samples"] += info.samples
                 found["updates"] += 1
-                if info.logged is not None and "loss" in info.logged:  # the mean since the line before
-                    loss, weight, units = loss + info.logged["loss"] * units, weight + units, 0
+                if info.logged is not None:
+                    loss = info.logged.get("loss", loss)
         except BaseException:
             self.close()  # the next call starts anew, with the model as it is
             raise
         self._epochs += 1
-        mean = loss / weight if weight else float("nan")
-        return {"loss": mean, "seconds": time.perf_counter() - began, **found}
+        return {"loss": loss, "seconds": time.perf_counter() - began, **found}
 
     def evaluate(self) -> dict[str, float]:
         """Metrics over the evaluation data, each sample once."""

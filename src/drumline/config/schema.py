@@ -41,7 +41,9 @@ class EvaluateConfig(Section):
 class CheckpointConfig(Section):
     """When state is saved, in which form, what is kept, and what a run begins with."""
 
-    every: PositiveInt | None = Field(None, description="Updates between saves; none: see every_s and at_end.")
+    every: PositiveInt | Literal["epoch"] | None = Field(
+        None, description="Updates between saves; epoch: after each epoch; none: see every_s and at_end."
+    )
     every_s: PositiveFloat | None = Field(None, description="Seconds between saves, besides `every`.")
     at_end: bool = Field(True, description="Save when the run ends.")
     asynchronous: bool = Field(
@@ -71,7 +73,9 @@ class CheckpointConfig(Section):
 class TrackConfig(Section):
     """Where metrics go. metrics.jsonl is always written."""
 
-    every: PositiveInt = Field(10, description="Updates between two log lines.")
+    every: PositiveInt | Literal["epoch"] = Field(
+        10, description="Updates between two log lines; epoch: one an epoch, with its means."
+    )
     console: bool = Field(True, description="Show progress on rank 0's terminal.")
     tensorboard: bool = Field(
         False, description="Also write TensorBoard files, into tensorboard/ of the run directory."

@@ -205,17 +205,17 @@ def finish_step(run: Run, info: StepInfo, *, before: int, epoch_ends: bool) -> N
     ends = learn_outcomes(run, epoch_ends=epoch_ends)
     info.step = step = progress.step
     advanced = step > before
-    if ends or (advanced and step % config.track.every == 0):
+    if ends or is_due(config.track.every, step, advanced=advanced, epoch_ends=epoch_ends):
         info.logged = log_line(run, info)
     paused = run.clock()
     if epoch_ends:
         run.strategy.advance("epoch", None)
-    if run.evaluation_feed is not None and evaluation_is_due(run, advanced, epoch_ends=epoch_ends, ends=ends):
+    evaluates = ends or is_due(config.evaluate.every, step, advanced=advanced, epoch_ends=epoch_ends)
+    if run.evaluation_feed is not None and evaluates:
         if run.profile is not None:
             run.profile.finish(run)  # it is of updates alone
         hold_evaluation(run, info)
-    due = advanced and config.checkpoint.every is not None and step % config.checkpoint.every == 0
-    if due or run.save_asked:
+    if run.save_asked or is_due(config.checkpoint.every, step, advanced=advanced, epoch_ends=epoch_ends):
         run.save_asked = False
         run.checkpoints.save(run)
     run.checkpoints.catch_up(run)
@@ -253,9 +253,6 @@ def intervals(run: Run) -> list[int]:
     return [every for every in candidates if isinstance(every, int)]
 
 
-def evaluation_is_due(run: Run, advanced: bool, *, epoch_ends: bool, ends: bool) -> bool:
-    """Whether the held-out data is evaluated after this update."""
-    every = run.config.evaluate.every
-    if isinstance(every, int):
-        return ends or (advanced and run.progress.step % every == 0)
-    return ends or (epoch_ends and every == "epoch")
+def is_due(every: int | str | None, step: int, *, advanced: bool, epoch_ends: bool) -> bool:
+    """Whether what is done at an epoch's end, or every so many updates, is done now. A skipped update is none."""
+    return advanced and step % every == 0 if isinstance(every, int) else epoch_ends and every == "epoch"

@@ -186,6 +186,28 @@ def test_when_it_evaluates(tmp_path: Path, every: int | str, at_start: bool, ste
         assert [entry["step"] for entry in trainer.fit().history] == steps
 
 
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_line_and_a_checkpoint_an_epoch(tmp_path: Path, skips: bool) -> None:
+    """Also where an epoch's last update is skipped, and counts as none."""
+    data = rows()
+    if skips:
+        last = epoch_order(len(data), 0, 0, shuffle=True)[-1]
+        data.tensors[1][last] = float("nan")
+    once: dict[str, Any] = {"every": "epoch"}
+    with trainer_of(
+        tmp_path / "run", data, track=once, checkpoint=once, train={"epochs": 1, "non_finite": "skip"}
+    ) as trainer:
+        infos = list(trainer.steps())
+        made = trainer.run_dir / "checkpoints"
+    updates = 2 if skips else 3
+    assert [info.logged is not None for info in infos] == [False, False, True]
+    line = infos[-1].logged
+    assert line is not None and (line["step"], line["skipped"]) == (updates, 3 - updates)
+    if not skips:
+        assert line["loss"] == pytest.approx(sum(n * x for n, x in zip((4, 4, 2), by_hand(3)[0], strict=True)) / 10)
+    assert [path.name for path in made.iterdir() if path.name.startswith("step_")] == [f"step_{updates}"]
+
+
 def test_evaluation_is_exact_and_leaves_modes_alone(tmp_path: Path) -> None:
     model = make_model(dropout=0.5)
     held_out = rows(7, seed=1)

@@ -153,7 +153,7 @@ def test_runs_that_count_different_units_are_compared_by_samples() -> None:
     assert "samples per second" in words_of(draw_comparison([curves("one"), curves("two", unit="samples")])[3])
 
 
-@pytest.mark.parametrize("num", [1, 40])
+@pytest.mark.parametrize("num", [1, pytest.param(40, marks=pytest.mark.system)])
 def test_any_number_of_runs(num: int) -> None:
     plots = draw_comparison([curves(f"run {k} " + "x" * 100, loss=math.nan if k % 2 else k) for k in range(num)])
     assert len([word for word in words_of(plots[0]) if word.startswith("run ")]) == num

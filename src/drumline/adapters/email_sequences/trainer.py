@@ -148,10 +148,10 @@ class MultiGPUTrainer:
             raise ConfigError(what, "give val_loader, or leave early_stopping_patience out")
         model, config = self.of_run(loader)
         world = DistributedManager(self.config).world() if self.training_mode == "distributed" else None
-        track, checkpoint = logged_once_an_epoch(config, loader, world), config.checkpoint
+        checkpoint = config.checkpoint
         if settings.experiment_name is not None:
-            checkpoint = checkpoint.model_copy(update={"every": track.every})
-        config = config.model_copy(update={"track": track, "checkpoint": checkpoint})
+            checkpoint = checkpoint.model_copy(update={"every": "epoch"})
+        config = config.model_copy(update={"track": logged_once_an_epoch(config), "checkpoint": checkpoint})
         options: dict[str, Any] = {"loss": mean_loss(settings.loss_fn), "callbacks": [self._take]}
         options |= {} if world is None else {"world": world}
         return Trainer(model, config, loader, eval_data=val_loader, optimizer=settings.optimizer, **options)
