@@ -102,7 +102,6 @@ def save_often(folder: str, own: bool, parallel: Mapping[str, Any], checkpoint: 
         with make_trainer(parallel, {"every": 1, "keep": 1, **checkpoint}, told, epochs=10) as trainer:
             assert trainer.fit().steps == 50
         assert told.steps == list(range(1, 51))
-        assert not [path for path in Path("run").iterdir() if path.name.endswith(".tmp")]
         return sorted(path.name for path in Path("run/checkpoints").iterdir())
 
 
@@ -119,6 +118,7 @@ def test_fifty_saves_with_random_delays(
     """Case 12: no error, and nothing but the newest one is left, wherever it is kept."""
     for listing in ranks.run(2, save_often, str(tmp_path), own, parallel, checkpoint, timeout=120):
         assert listing == ["step_50"]
+    assert not list(tmp_path.rglob("*.tmp"))  # once all ranks are done: rank 0 writes how a run ended after the others
     for folder in tmp_path.iterdir():
         manifest = read_manifest(folder / "run" / "checkpoints" / "step_50")
         assert {entry.node for entry in manifest.files} == ({0, 1} if own else {0})
