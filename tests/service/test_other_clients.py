@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from drumline import AsyncClient, Client
-from drumline.errors import NotFound
+from drumline.errors import ConfigError, NotFound
 from drumline.jobs.keeper_files import run_of
 from drumline.jobs.records import Work
 from drumline.service.state import Service
@@ -67,6 +67,39 @@ def test_a_training_is_checked_and_those_that_were_are_compared(place: Place) ->
         assert client.multigpu.history(state=["lost"]).comparison is None
 
 
+def test_a_plan_is_started_once_and_the_machine_is_looked_after(place: Place) -> None:
+    with Client(place[0]) as client:
+        machine = client.multigpu
+        planned = machine.training_config(PLAN)
+        job = machine.start({"config_id": planned.config_id, "user_id": "u1"})
+        assert job.state == "queued" and machine.resources().queue.total >= 1
+        with pytest.raises(NotFound):
+            machine.start({"config_id": planned.config_id, "user_id": "u1"})
+        client.cancel(job.id)
+        assert machine.manage("cleanup").action == "cleanup"
+        assert machine.performance(days=1).days
+        assert machine.recommendations().model_dump()
+        for absent in (99, "GPU-none"):
+            with pytest.raises(NotFound):
+                machine.gpu(absent)
+        with pytest.raises(ConfigError):
+            machine.gpu("../../keys")
+        assert machine.test_gpus(gpu_ids=[99]).tested == []
+
+
+def test_keys_are_made_told_once_and_revoked(place: Place) -> None:
+    with Client(place[0]) as client:
+        made = client.admin.create_key("ann", name="laptop", expires_in_days=1)
+        assert made.key.startswith("dl_") and made.role == "user"
+        assert [key.id for key in client.admin.keys(owner="ann", valid=True).items] == [made.id]
+        client.admin.revoke_key(made.id)
+        assert client.admin.keys(owner="ann", valid=True).items == []
+        done = client.admin.audit(event=["key_created", "key_revoked"], limit=2).items
+        assert [entry.event for entry in done] == ["key_revoked", "key_created"] and made.id in done[0].what
+        with pytest.raises(NotFound):
+            client.admin.revoke_key("key-none")
+
+
 def test_the_one_that_awaits_does_the_same(place: Place) -> None:
     url, service = place
     job = add_job(service, state="running", work=Work("train", {"train": {"epochs": 3}}))
@@ -81,5 +114,16 @@ def test_the_one_that_awaits_does_the_same(place: Place) -> None:
             assert (await machine.get_config()).config.batch_size_per_gpu == 5
             assert (await machine.training_config(PLAN)).config_id
             assert (await machine.history(compare=[job.id])).comparison is not None
+            started = await machine.start(PLAN | {"user_id": "u1"}, strategy="dataparallel")
+            assert (await machine.resources()).queue.total >= 1 and (await client.cancel(started.id)).id
+            assert (await machine.manage("monitor")).action == "monitor"
+            assert (await machine.performance()).days and (await machine.recommendations()).model_dump()
+            with pytest.raises(NotFound):
+                await machine.gpu(99)
+            assert (await machine.test_gpus(gpu_ids=[99])).tested == []
+            made = await client.admin.create_key("bob")
+            await client.admin.revoke_key(made.id)
+            assert [key.id for key in (await client.admin.keys(owner="bob")).items] == [made.id]
+            assert (await client.admin.audit(limit=1)).items[0].event == "key_revoked"
 
     asyncio.run(use())

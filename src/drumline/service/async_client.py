@@ -45,7 +45,7 @@ from drumline.service.connection import (
 from drumline.service.event_stream import END, REWRITTEN, Event, EventReader
 from drumline.service.fetched_file import fetched_file
 from drumline.service.given import Given
-from drumline.service.other_clients import AsyncMultigpu, AsyncRuns
+from drumline.service.other_clients import AsyncAdmin, AsyncMultigpu, AsyncRuns
 from drumline.service.views import JobDetail, JobList, JobView, LinesPage, RecordsPage
 
 A = TypeVar("A", bound=BaseModel)
@@ -69,6 +69,7 @@ class AsyncClient:
         self._http = httpx.AsyncClient(**self._address.settings, transport=transport)
         self.runs = AsyncRuns(self._read)
         self.multigpu = AsyncMultigpu(self._read)
+        self.admin = AsyncAdmin(self._read, self._ask)
 
     async def __aenter__(self) -> Self:
         return self

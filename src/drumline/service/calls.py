@@ -177,9 +177,14 @@ def checked_key(key: str, where: str) -> str:
 
 def job_path(job_id: str) -> str:
     """Where a job is. Raises ConfigError for what is no id."""
-    if not _ID.match(job_id):  # anything else could lead to another path
-        raise ConfigError(f"{job_id[:100]!r} is no id of a job", "see them with: drumline jobs list")
-    return f"/jobs/{job_id}"
+    return f"/jobs/{checked_id(job_id, 'a job', 'see them with: drumline jobs list')}"
+
+
+def checked_id(value: str, of: str, fix: str) -> str:
+    """An id that can stand in a path. Raises ConfigError for what is none: it could lead to another path."""
+    if not _ID.match(value):
+        raise ConfigError(f"{value[:100]!r} is no id of {of}", fix)
+    return value
 
 
 def _classes() -> dict[str, type[DrumlineError]]:

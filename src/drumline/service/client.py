@@ -45,7 +45,7 @@ from drumline.service.connection import (
 from drumline.service.event_stream import END, REWRITTEN, Event, EventReader
 from drumline.service.fetched_file import fetched_file
 from drumline.service.given import Given
-from drumline.service.other_clients import Multigpu, Runs
+from drumline.service.other_clients import Admin, Multigpu, Runs
 from drumline.service.views import JobDetail, JobList, JobView, LinesPage, RecordsPage
 
 __all__ = ["AsyncClient", "Client"]
@@ -57,10 +57,11 @@ class Client:
     """Talks with a service over HTTP. A context manager; to be used from one thread at a time.
 
     url: with the service's prefix. key: an API key; key_file: a file that holds it. tries: how often a request is made
-    before its failure is raised; a job that is submitted twice is one, and multigpu.set_config is never repeated.
+    before its failure is raised; a job that is submitted twice is one, and what would be done twice is never repeated
+    (multigpu.set_config and test_gpus, admin.create_key).
     timeout_s: for each answer. transport: of httpx, for tests. Methods raise the drumline.errors that the service tells
     by their code, RemoteError for other codes, and ServiceUnreachable. Besides jobs: `runs` has their settings and
-    checkpoints, `multigpu` the machine, the defaults, checks of trainings and their history.
+    checkpoints, `multigpu` the machine, its trainings and their history, `admin` API keys and the audit.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Client:
         self._http = httpx.Client(**self._address.settings, transport=transport)
         self.runs = Runs(self._read)
         self.multigpu = Multigpu(self._read)
+        self.admin = Admin(self._read, self._ask)
 
     def __enter__(self) -> Self:
         return self

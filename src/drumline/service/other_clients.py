@@ -1,4 +1,4 @@
-"""Parts of the clients: what they ask besides jobs, `client.runs` and `client.multigpu`, waiting and awaiting."""
+"""Parts of the clients: what they ask besides jobs, `client.runs`, `.multigpu` and `.admin`, waiting and awaiting."""
 
 from __future__ import annotations
 
@@ -9,12 +9,23 @@ from pydantic import BaseModel
 
 from drumline.service import other_calls as calls
 from drumline.service.calls import Call
-from drumline.service.views import CheckpointView, ConfigView
+from drumline.service.other_calls import Action, Strategy
+from drumline.service.views import CheckpointView, ConfigView, JobDetail
 
 if TYPE_CHECKING:
-    from drumline.service.routes.multigpu.gpu_views import MachineHealth, StatsView
+    from drumline.service.routes.audit import AuditList
+    from drumline.service.routes.keys import KeyList, NewKeyView
+    from drumline.service.routes.multigpu.gpu_views import (
+        GpuStats,
+        GpuTestView,
+        MachineHealth,
+        RecommendationsView,
+        StatsView,
+    )
     from drumline.service.routes.multigpu.history import HistoryView
+    from drumline.service.routes.multigpu.performance import PerformanceView
     from drumline.service.routes.multigpu.planning import PlannedView
+    from drumline.service.routes.multigpu.resource_views import ManageView, ResourcesStatusView
     from drumline.service.routes.multigpu.settings import DefaultsView
 
 A = TypeVar("A", bound=BaseModel)
@@ -32,6 +43,20 @@ class AsyncRead(Protocol):
 
     async def __call__(self, kind: type[A], call: Call, /) -> A:
         """The answer to a call, as this kind of record."""
+
+
+class Ask(Protocol):
+    """Asks a service, whose answer has nothing to read."""
+
+    def __call__(self, call: Call, /) -> object:
+        """Whatever; errors are raised."""
+
+
+class AsyncAsk(Protocol):
+    """The same, awaited."""
+
+    async def __call__(self, call: Call, /) -> object:
+        """Whatever; errors are raised."""
 
 
 class Runs:
@@ -86,6 +111,57 @@ class Multigpu:
         """
         return self._read(*calls.history(compare, filters))
 
+    def start(self, request: Mapping[str, Any], *, strategy: Strategy = "auto") -> JobDetail:
+        """Start a training, as POST /multigpu/training/<strategy> takes it: a config_id, or model and data."""
+        return self._read(*calls.start(request, strategy))
+
+    def gpu(self, gpu_id: int | str) -> GpuStats:
+        """One GPU, by index or UUID."""
+        return self._read(*calls.gpu(gpu_id))
+
+    def recommendations(self) -> RecommendationsView:
+        """What to do about each GPU, and how trainings use this machine best."""
+        return self._read(*calls.recommendations())
+
+    def test_gpus(self, **request: Any) -> GpuTestView:
+        """Test GPUs that nobody uses (gpu_ids, limit_s), for which the client's timeout_s must have room."""
+        return self._read(*calls.gpu_test(request))
+
+    def resources(self) -> ResourcesStatusView:
+        """Devices, leases, the queue with reasons, strangers on GPUs, room on the disk."""
+        return self._read(*calls.resources())
+
+    def manage(self, action: Action, **request: Any) -> ManageView:
+        """Give back what nobody uses (cleanup), see what is in use (monitor), or find settings (optimize)."""
+        return self._read(*calls.manage(action, request))
+
+    def performance(self, *, days: int = 30, limit: int = 50) -> PerformanceView:
+        """Rates, MFU, goodput, queue times, energy and cost of the last days; limit: jobs that are listed."""
+        return self._read(*calls.performance(days, limit))
+
+
+class Admin:
+    """API keys, and who did what: for admins."""
+
+    def __init__(self, read: Read, ask: Ask) -> None:
+        self._read, self._ask = read, ask
+
+    def keys(self, **filters: Any) -> KeyList:
+        """API keys without their secrets, the newest first, a page of them: owner, role, valid, limit, cursor."""
+        return self._read(*calls.keys(filters))
+
+    def create_key(self, owner: str, **request: Any) -> NewKeyView:
+        """Make an API key (role, name, expires_in_days). Its secret is the answer's `key`, and told this once."""
+        return self._read(*calls.create_key({"owner": owner, **request}))
+
+    def revoke_key(self, key_id: str) -> None:
+        """Let a key open nothing any more."""
+        self._ask(calls.revoke_key(key_id))
+
+    def audit(self, **filters: Any) -> AuditList:
+        """Who did what, the newest first, a page: who, event, created_after, created_before, limit, cursor."""
+        return self._read(*calls.audit(filters))
+
 
 class AsyncRuns:
     """As Runs; every method is awaited."""
@@ -131,3 +207,54 @@ class AsyncMultigpu:
     async def history(self, *, compare: Sequence[str] = (), **filters: Any) -> HistoryView:
         """Trainings, the newest first, a page of them, as Multigpu.history."""
         return await self._read(*calls.history(compare, filters))
+
+    async def start(self, request: Mapping[str, Any], *, strategy: Strategy = "auto") -> JobDetail:
+        """Start a training, as POST /multigpu/training/<strategy> takes it: a config_id, or model and data."""
+        return await self._read(*calls.start(request, strategy))
+
+    async def gpu(self, gpu_id: int | str) -> GpuStats:
+        """One GPU, by index or UUID."""
+        return await self._read(*calls.gpu(gpu_id))
+
+    async def recommendations(self) -> RecommendationsView:
+        """What to do about each GPU, and how trainings use this machine best."""
+        return await self._read(*calls.recommendations())
+
+    async def test_gpus(self, **request: Any) -> GpuTestView:
+        """Test GPUs that nobody uses (gpu_ids, limit_s), for which the client's timeout_s must have room."""
+        return await self._read(*calls.gpu_test(request))
+
+    async def resources(self) -> ResourcesStatusView:
+        """Devices, leases, the queue with reasons, strangers on GPUs, room on the disk."""
+        return await self._read(*calls.resources())
+
+    async def manage(self, action: Action, **request: Any) -> ManageView:
+        """Give back what nobody uses (cleanup), see what is in use (monitor), or find settings (optimize)."""
+        return await self._read(*calls.manage(action, request))
+
+    async def performance(self, *, days: int = 30, limit: int = 50) -> PerformanceView:
+        """Rates, MFU, goodput, queue times, energy and cost of the last days; limit: jobs that are listed."""
+        return await self._read(*calls.performance(days, limit))
+
+
+class AsyncAdmin:
+    """As Admin; every method is awaited."""
+
+    def __init__(self, read: AsyncRead, ask: AsyncAsk) -> None:
+        self._read, self._ask = read, ask
+
+    async def keys(self, **filters: Any) -> KeyList:
+        """API keys without their secrets, the newest first, a page of them: owner, role, valid, limit, cursor."""
+        return await self._read(*calls.keys(filters))
+
+    async def create_key(self, owner: str, **request: Any) -> NewKeyView:
+        """Make an API key (role, name, expires_in_days). Its secret is the answer's `key`, and told this once."""
+        return await self._read(*calls.create_key({"owner": owner, **request}))
+
+    async def revoke_key(self, key_id: str) -> None:
+        """Let a key open nothing any more."""
+        await self._ask(calls.revoke_key(key_id))
+
+    async def audit(self, **filters: Any) -> AuditList:
+        """Who did what, the newest first, a page: who, event, created_after, created_before, limit, cursor."""
+        return await self._read(*calls.audit(filters))
