@@ -12,7 +12,8 @@ from tests.contract.doc_blocks import Block, find_blocks, run_blocks
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LONG = {"README.md"} | {
-    f"docs/{name}.md" for name in ("choose", "faults", "finetune", "migrate", "parallel", "predict", "train")
+    f"docs/{name}.md"
+    for name in ("choose", "faults", "finetune", "migrate", "parallel", "predict", "run-directory", "service", "train")
 }
 """Pages whose blocks take longer; `make test-system` runs them."""
 

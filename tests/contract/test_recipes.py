@@ -53,6 +53,8 @@ SMALLER: dict[str, list[str]] = {
     "classify_minilm": ["model.path=bert"],
 }
 CLASSES = {"classify_text": 8, "classify_images": 10, "custom": 10, "classify_minilm": 8}
+QUICKEST = ("quickstart", "finetune_lora", "gpt2_124m")
+"""Of recipes these are tried by `make test` too, each of another kind; the rest by `make test-system`."""
 MODELS = {"llama": save_llama, "bert": save_bert}
 
 
@@ -84,7 +86,9 @@ def test_a_recipe_parses_and_is_written_back_equal(recipe: str, tmp_path: Path) 
     assert load_config(copy) == config
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe", [name if name in QUICKEST else pytest.param(name, marks=pytest.mark.system) for name in RECIPES]
+)
 def test_a_recipe_has_a_pulse(recipe: str, tmp_path: Path, models: dict[str, str]) -> None:
     result = pulse(recipe, tmp_path, models)
     assert result.returncode == 0, result.stdout + result.stderr
