@@ -16,6 +16,7 @@ BIN = Path(sys.executable).parent
 COMMANDS = {1: ("python",), 2: ("drumline", "launch", "--set", "hardware.num_processes=2")}
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("world", COMMANDS)
 def test_it_learns_the_ring(tmp_path: Path, world: int) -> None:
     name, *rest = COMMANDS[world]

@@ -33,6 +33,7 @@ def evaluations(folder: Path, *command: str) -> list[dict[str, Any]]:
     return [record for record in read_lines(RunDir(path).metrics) if record["kind"] == "eval"]
 
 
+@pytest.mark.system
 def test_the_new_task_learns_and_is_measured(tmp_path: Path) -> None:
     alone = evaluations(tmp_path / "alone", "python")
     assert alone[0]["loss"] > 4 * alone[-1]["loss"]
