@@ -5,9 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +24,7 @@ from drumline.errors import DrumlineError
 from drumline.parallel.strategy import MicroBatch, Task
 
 END_S = 0.2
-"""What a loader process that was killed may take to begin its end, after any error that may come of it."""
+"""What a loader process that was killed may take to have an exit code, after any error that may come of it."""
 
 BROKEN_S = 5.0
 """The same after its connection has broken, which nothing but its end does."""
@@ -197,17 +197,17 @@ class Reader:
     def _killed(self, error: Exception) -> RuntimeError | None:
         """What torch says of a loader process that a signal has ended, where a consequence of it was met first."""
         workers = getattr(self._pass, "_workers", ())
-        begun = wait(
-            [worker.sentinel for worker in workers],
-            BROKEN_S if isinstance(error, ConnectionError | EOFError) else END_S,
-        )
-        for worker in workers:
-            if worker.sentinel in begun:
-                worker.join(END_S)  # the sentinel closes with its files, a moment before it has an exit code
-            if (worker.exitcode or 0) < 0:
-                name = signal.strsignal(-worker.exitcode)
-                return RuntimeError(f"DataLoader worker (pid {worker.pid}) is killed by signal: {name}.")
-        return None
+        limit = time.monotonic() + (BROKEN_S if isinstance(error, ConnectionError | EOFError) else END_S)
+        while True:
+            # Looked at, not joined: its files close before it has an exit code, and join would then wait to no end.
+            codes = [worker.exitcode for worker in workers]
+            for worker, code in zip(workers, codes, strict=True):
+                if code is not None and code < 0:
+                    name = signal.strsignal(-code)
+                    return RuntimeError(f"DataLoader worker (pid {worker.pid}) is killed by signal: {name}.")
+            if None not in codes or time.monotonic() > limit:
+                return None
+            time.sleep(0.01)
 
     def close(self) -> None:
         """End the loader's processes, also in the middle of a pass; closing twice is allowed."""

@@ -57,3 +57,25 @@ def test_a_loader_process_whose_files_close_before_it_has_ended_was_killed() -> 
     with closing(loader), pytest.raises(DataError, match="memory runs out") as caught:
         list(loader.read(pieces([0], [1])))
     assert isinstance(caught.value.__cause__, ConnectionResetError)
+
+
+def test_a_loader_process_that_closes_its_files_and_lives_on_is_not_waited_for_to_no_end() -> None:
+    class Silent(Noisy):
+        def __getitem__(self, row: int) -> Any:
+            if row == 1:
+                time.sleep(0.5)  # row 0 is received meanwhile
+                os.closerange(3, 1_000)
+                time.sleep(30)
+            return BreaksConnection()
+
+    source = as_source(Silent(2), lambda rows: rows[0])
+    loader = RowLoader(source, CountEvery(), LoaderOptions(num_workers=1))
+    began = time.monotonic()
+    try:
+        with pytest.raises(ConnectionResetError):
+            list(loader.read(pieces([0], [1])))
+        assert time.monotonic() - began < 15
+    finally:
+        for worker in loader._reader._pass._workers:
+            worker.kill()
+        loader.close()
