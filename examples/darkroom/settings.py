@@ -88,6 +88,7 @@ def run_config(settings: Settings, *, has_gpu: bool) -> RunConfig:
             "schedule": {"name": "linear", "warmup_steps": settings.warmup_steps},
             "precision": precision if has_gpu or precision != "fp16" else "fp32",
             "deterministic": settings.deterministic,
+            "compile": "whole" if has_gpu else "none",  # which on a CPU takes longer than the small form's run
         },
         "loader": {"num_workers": settings.num_workers},
         "evaluate": {"every": settings.checkpoint_every, "batch": settings.test_batch_size},
