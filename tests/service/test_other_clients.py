@@ -79,6 +79,10 @@ def test_a_plan_is_started_once_and_the_machine_is_looked_after(place: Place) ->
         assert machine.manage("cleanup").action == "cleanup"
         assert machine.performance(days=1).days
         assert machine.recommendations().model_dump()
+        other = machine.training_config(PLAN)
+        machine.delete_plan(other.config_id)
+        with pytest.raises(NotFound):
+            machine.start({"config_id": other.config_id, "user_id": "u1"})
         for absent in (99, "GPU-none"):
             with pytest.raises(NotFound):
                 machine.gpu(absent)
@@ -112,7 +116,10 @@ def test_the_one_that_awaits_does_the_same(place: Place) -> None:
             assert (await machine.health()).checks and (await machine.stats()).gpu_source
             assert (await machine.set_config(batch_size_per_gpu=5)).config.batch_size_per_gpu == 5
             assert (await machine.get_config()).config.batch_size_per_gpu == 5
-            assert (await machine.training_config(PLAN)).config_id
+            planned = await machine.training_config(PLAN)
+            await machine.delete_plan(planned.config_id)
+            with pytest.raises(NotFound):
+                await machine.delete_plan(planned.config_id)
             assert (await machine.history(compare=[job.id])).comparison is not None
             started = await machine.start(PLAN | {"user_id": "u1"}, strategy="dataparallel")
             assert (await machine.resources()).queue.total >= 1 and (await client.cancel(started.id)).id

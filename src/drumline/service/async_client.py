@@ -68,7 +68,7 @@ class AsyncClient:
         self._tries = tries
         self._http = httpx.AsyncClient(**self._address.settings, transport=transport)
         self.runs = AsyncRuns(self._read)
-        self.multigpu = AsyncMultigpu(self._read)
+        self.multigpu = AsyncMultigpu(self._read, self._ask)
         self.admin = AsyncAdmin(self._read, self._ask)
 
     async def __aenter__(self) -> Self:

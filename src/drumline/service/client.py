@@ -78,7 +78,7 @@ class Client:
         self._tries = tries
         self._http = httpx.Client(**self._address.settings, transport=transport)
         self.runs = Runs(self._read)
-        self.multigpu = Multigpu(self._read)
+        self.multigpu = Multigpu(self._read, self._ask)
         self.admin = Admin(self._read, self._ask)
 
     def __enter__(self) -> Self:

@@ -118,6 +118,12 @@ def plan(request: Mapping[str, Any], *, closer: bool) -> tuple[type[PlannedView]
     return PlannedView, Call("POST", "/multigpu/training/config", query, dict(request), headers)
 
 
+def delete_plan(config_id: str) -> Call:
+    """A plan that is kept no longer, nor the texts that came with it."""
+    name = checked_id(config_id, "a plan", "give the config_id that training_config answered with")
+    return Call("DELETE", f"/multigpu/training/config/{name}")
+
+
 def start(request: Mapping[str, Any], strategy: Strategy) -> tuple[type[JobDetail], Call]:
     """A training that begins; with a key, so that it begins once."""
     headers = {"Idempotency-Key": secrets.token_hex(16)}

@@ -77,8 +77,8 @@ class Runs:
 class Multigpu:
     """The paths under /multigpu that jobs do not have."""
 
-    def __init__(self, read: Read) -> None:
-        self._read = read
+    def __init__(self, read: Read, ask: Ask) -> None:
+        self._read, self._ask = read, ask
 
     def health(self) -> MachineHealth:
         """Whether the service does its work, and what of it is degraded and why."""
@@ -103,6 +103,10 @@ class Multigpu:
         and the plan; that may take two minutes, for which the client's timeout_s must have room.
         """
         return self._read(*calls.plan(request, closer=closer))
+
+    def delete_plan(self, config_id: str) -> None:
+        """Remove a plan of one's own that was not started, with the texts that came with it."""
+        self._ask(calls.delete_plan(config_id))
 
     def history(self, *, compare: Sequence[str] = (), **filters: Any) -> HistoryView:
         """Trainings, the newest first, a page of them: the filters are those of Client.list, and limit and cursor.
@@ -181,8 +185,8 @@ class AsyncRuns:
 class AsyncMultigpu:
     """As Multigpu; every method is awaited."""
 
-    def __init__(self, read: AsyncRead) -> None:
-        self._read = read
+    def __init__(self, read: AsyncRead, ask: AsyncAsk) -> None:
+        self._read, self._ask = read, ask
 
     async def health(self) -> MachineHealth:
         """Whether the service does its work, and what of it is degraded and why."""
@@ -203,6 +207,10 @@ class AsyncMultigpu:
     async def training_config(self, request: Mapping[str, Any], *, closer: bool = False) -> PlannedView:
         """Check a training and keep it, as Multigpu.training_config."""
         return await self._read(*calls.plan(request, closer=closer))
+
+    async def delete_plan(self, config_id: str) -> None:
+        """Remove a plan of one's own that was not started, with the texts that came with it."""
+        await self._ask(calls.delete_plan(config_id))
 
     async def history(self, *, compare: Sequence[str] = (), **filters: Any) -> HistoryView:
         """Trainings, the newest first, a page of them, as Multigpu.history."""
