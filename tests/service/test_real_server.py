@@ -208,6 +208,14 @@ def test_it_ends_in_order_while_streams_are_open(tmp_path: Path) -> None:
         assert found.process.stdout is not None and found.process.stdout.read().strip() == "1"
 
 
+def test_no_answer_waits_for_an_acknowledgement() -> None:
+    with listening("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()) as asks:
+        accepted, _ = listener.accept()
+        with accepted:
+            assert asks.getpeername() == accepted.getsockname()
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_an_address_that_somebody_has_is_told() -> None:
     with listening("127.0.0.1", 0) as taken, pytest.raises(ServeError, match="nothing can be served"):
         listening("127.0.0.1", taken.getsockname()[1])

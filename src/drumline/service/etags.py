@@ -22,9 +22,11 @@ class PreconditionFailed(DrumlineError):
     code = "precondition"
 
 
-def tagged(request: Request, view: BaseModel | Mapping[str, Any], headers: dict[str, str] | None = None) -> Response:
-    """A view, or its plain values, as JSON with the ETag of its bytes; 304 without them where If-None-Match has it."""
-    body = to_json(view)
+def tagged(
+    request: Request, view: BaseModel | Mapping[str, Any] | bytes, headers: dict[str, str] | None = None
+) -> Response:
+    """A view, its plain values or its JSON, with the ETag of its bytes; 304 without them where If-None-Match has it."""
+    body = view if isinstance(view, bytes) else to_json(view)
     tag = etag_of(body)
     told = {"ETag": tag, "Cache-Control": "private, no-cache", **(headers or {})}
     if matches(request.headers.get("if-none-match"), tag):

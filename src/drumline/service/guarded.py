@@ -7,6 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -52,6 +53,8 @@ class GuardedRoute(APIRoute):
     """A route that asks who is there before it reads the body, and answers every error as a problem."""
 
     needs_key = True
+    takes_turns = False
+    """Whether only `state.READERS` of its answers are made at a time."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         """Declares the problems that this very route may answer with, besides those that it names itself."""
@@ -82,7 +85,9 @@ class GuardedRoute(APIRoute):
                     refuse_key(request)
                 strict = StrictRequest(request.scope, self._body_of(request, service))
                 strict.most_parts = max(MOST_PARTS, PARTS_A_TEXT * service.config.limits.max_texts)
-                answer = await handle(strict)
+                takes_turns = self.takes_turns and request.method in READING
+                async with service.reading if takes_turns else nullcontext():
+                    answer = await handle(strict)
             except Exception as error:
                 answer = answer_to(error, request)
             add_security_headers(answer)
@@ -100,18 +105,26 @@ class GuardedRoute(APIRoute):
         return limited(request, most if self.needs_key else min(most, SMALL_BYTES))
 
 
+class StoreRoute(GuardedRoute):
+    """A route that reads the store and files, which takes milliseconds and never waits for a GPU's driver."""
+
+    takes_turns = True
+
+
 class OpenRoute(GuardedRoute):
     """A route that needs no key. Changes are limited by address, and bodies are small."""
 
     needs_key = False
 
 
-def guarded_router(tag: str, prefix: str = "", *, statuses: Sequence[int] = ()) -> APIRouter:
-    """A router whose routes need a key. statuses: problems of all of its routes besides those of GuardedRoute."""
+def guarded_router(
+    tag: str, prefix: str = "", *, statuses: Sequence[int] = (), kind: type[GuardedRoute] = GuardedRoute
+) -> APIRouter:
+    """A router whose routes need a key. statuses: problems of all of its routes besides those of their kind."""
     return APIRouter(
         prefix=prefix,
         tags=[tag],
-        route_class=GuardedRoute,
+        route_class=kind,
         responses=responses(*statuses),
         dependencies=[Depends(key_is_needed)],
         generate_unique_id_function=operation_id,

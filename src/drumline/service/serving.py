@@ -87,12 +87,16 @@ def listening(host: str, port: int) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        listener = socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:  # the latter for a name that cannot be one
         raise ServeError(
             f"nothing can be served at {host}:{port}: {getattr(error, 'strerror', None) or error}",
             "name another with --set port=..., or see with `ss -ltnp` who has this one",
         ) from error
+    # Each connection inherits it. asyncio sets it for sockets of protocol TCP only, and this one's is 0: the second
+    # half of an answer would wait 40 ms for the first one's acknowledgement.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def address_of(config: ServiceConfig) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from drumline.jobs.devices import node_of
 from drumline.jobs.requests import Who
 from drumline.service.access import COOKIE, Access, Caller
 from drumline.service.exposition import ServiceCollector
+from drumline.service.job_lists import JobLists
 from drumline.service.machine import Machine
 from drumline.service.rates import Rates
 from drumline.service.streams import Streams
@@ -27,6 +29,10 @@ if TYPE_CHECKING:
     from drumline.jobs.supervisor import Supervisor
 
 logger = logging.getLogger("drumline.service")
+
+READERS = 3
+"""Answers that are made from the store at a time. Python runs one thread at once: with forty, as is usual, threads take
+the interpreter from each other, and under load a third fewer requests are answered (benchmarks/results)."""
 
 
 @dataclass
@@ -45,6 +51,9 @@ class Service:
     access: Access
     rates: Rates
     streams: Streams
+    job_lists: JobLists = field(default_factory=JobLists)
+    reading: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(READERS))
+    """Taken by an answer out of the store while it is made."""
     began: float = field(default_factory=time.time)
     _is_closed: bool = False
 

@@ -260,7 +260,7 @@ def job_links(job_id: str, base: str, kind: JobKind) -> dict[str, str | None]:
 
 
 def job_values(job: Job, base: str, position: int | None = None) -> dict[str, Any]:
-    """A JobView, as plain values that JSON has: for lists, of which making models would take most of the time."""
+    """A JobView, as plain values that JSON has: since making a model of each would take most of a list's time."""
     result = job.result
     gpu_stats = finite(result.get("gpu_stats"))
     return {

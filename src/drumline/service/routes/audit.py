@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from drumline.errors import Forbidden
 from drumline.jobs.store import AuditFilter
 from drumline.service.etags import NOT_CHANGED, tagged
-from drumline.service.guarded import guarded_router
+from drumline.service.guarded import StoreRoute, guarded_router
 from drumline.service.state import TheService, TheWho
 from drumline.service.times import parse_time
 from drumline.service.views import View, timestamp
@@ -53,7 +53,7 @@ class AuditList(View):
 
 def router() -> APIRouter:
     """The route of the audit log."""
-    routes = guarded_router("audit")
+    routes = guarded_router("audit", kind=StoreRoute)
 
     @routes.get("/audit", response_model=AuditList, responses=NOT_CHANGED)
     def list_audits(

@@ -13,13 +13,13 @@ from drumline.jobs.requests import JobRequest
 from drumline.jobs.store import JobFilter
 from drumline.service.details import detail_of
 from drumline.service.etags import NOT_CHANGED, tagged
-from drumline.service.guarded import guarded_router
+from drumline.service.guarded import StoreRoute, guarded_router
 from drumline.service.idempotency import IdempotencyKey, Repeated, idempotency_of
 from drumline.service.paths import JobId
 from drumline.service.problems import Answers, responses
 from drumline.service.state import TheBase, TheService, TheWho
 from drumline.service.times import parse_time
-from drumline.service.views import JobDetail, JobList, JobView, job_values, job_view
+from drumline.service.views import JobDetail, JobList, JobView, job_view
 
 Label = Annotated[str, Field(max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 TAKEN: Answers = {
@@ -92,7 +92,7 @@ class RetryRequest(BaseModel):
 
 def router() -> APIRouter:
     """The routes of jobs."""
-    routes = guarded_router("jobs")
+    routes = guarded_router("jobs", kind=StoreRoute)
     _add_reading(routes)
     _add_changes(routes)
     return routes
@@ -108,8 +108,7 @@ def _add_reading(routes: APIRouter) -> None:
         """Jobs, the newest first: one's own, or of an admin everybody's."""
         page = service.board.find(filter_of(query), who, cursor=query.cursor, limit=query.limit)
         places = service.board.queue.places(page.items)
-        items = [job_values(job, base, places.get(job.id)) for job in page.items]
-        return tagged(request, {"items": items, "next": page.next_cursor, "total": page.total})
+        return tagged(request, service.job_lists.json(page, places, base))
 
     @routes.get("/jobs/{job_id}", response_model=JobDetail, responses={**NOT_CHANGED, **responses(404)})
     def get_job(job_id: JobId, request: Request, service: TheService, who: TheWho, base: TheBase) -> Response:

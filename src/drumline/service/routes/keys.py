@@ -12,7 +12,7 @@ from drumline.errors import ConfigError, Conflict, Forbidden, IdempotencyConflic
 from drumline.jobs.requests import Role, Who
 from drumline.jobs.store import Key, KeyFilter
 from drumline.service.etags import NOT_CHANGED, tagged
-from drumline.service.guarded import guarded_router
+from drumline.service.guarded import StoreRoute, guarded_router
 from drumline.service.idempotency import OncePerKey, idempotency_of
 from drumline.service.new_keys import new_key
 from drumline.service.paths import KeyId
@@ -81,7 +81,7 @@ class KeyList(View):
 
 def router() -> APIRouter:
     """The routes of keys."""
-    routes = guarded_router("keys")
+    routes = guarded_router("keys", kind=StoreRoute)
 
     @routes.get("/keys", response_model=KeyList, responses=NOT_CHANGED)
     def list_keys(request: Request, query: Annotated[KeyQuery, Query()], service: TheService, who: TheWho) -> Response:
