@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from drumline.build.language import preference_features
+from drumline.build.language import preference_tokens
 from drumline.build.rows import Loaded
 from drumline.config.schema import RunConfig
 from drumline.data.cache import TokenFile
@@ -199,7 +199,7 @@ def _measure(config: RunConfig, loaded: Loaded) -> Measure | None:
             len(tokenizer.encode_row(text_of(record, role), None, _UNCUT).ids) for role in roles
         )
     if task == "preference":
-        return preference_features(loaded).lengths
+        return preference_tokens(loaded).lengths
     if loaded.form is not None:
         return None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from drumline.build.language import language_rows, preference_features
+from drumline.build.language import language_rows, preference_rows
 from drumline.build.rows import Loaded
 from drumline.config.data import ImageFolders
 from drumline.config.schema import RunConfig
@@ -42,6 +42,13 @@ def prepare(config: RunConfig, loaded: Loaded, model: nn.Module) -> tuple[Any, A
         return loaded.train, loaded.evaluation, None
     if loaded.form is not None and config.task.kind == "language_modelling":
         return language_rows(config, loaded, model, pad_id(loaded, model))
+    if config.task.kind == "preference":
+        held_out = loaded.evaluation
+        return (
+            preference_rows(config, loaded, loaded.train, "data.train"),
+            None if held_out is None else preference_rows(config, loaded, held_out, "data.eval"),
+            make_collate(config, loaded, model),
+        )
     train = prepared(loaded.train, make_features(config, loaded, model, training=True), "data.train")
     held_out = None
     if loaded.evaluation is not None:
@@ -96,8 +103,6 @@ def text_features(config: RunConfig, loaded: Loaded, model: nn.Module, label: Re
         return SourceTargetFeatures(tokenizer, context)
     if task == "contrastive":
         return PairFeatures(tokenizer, context)
-    if task == "preference":
-        return preference_features(loaded)
     pair = "text_pair" in loaded.facts.columns
     type_ids = pair and "token_type_ids" in inspect.signature(model.forward).parameters
     return TextFeatures(tokenizer, context, label, pair=pair, type_ids=type_ids)

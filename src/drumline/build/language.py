@@ -1,4 +1,4 @@
-"""The rows of language modelling: tokenised once, and then packed, or brought together by length."""
+"""The rows of language modelling and of preferences: tokenised once, and then packed, or brought together by length."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from drumline.data.features import Features, PreparedStream
 from drumline.data.label_places import LabelPlaces
 from drumline.data.learned_tokens import (
     AnswerTokens,
+    AsRows,
     ChatTokens,
     LearnedTokens,
     PreferenceFeatures,
+    PreferenceTokens,
     ShiftedFeatures,
     TextTokens,
 )
@@ -27,7 +29,7 @@ from drumline.data.mixture import Mixture
 from drumline.data.packing import NO_LABEL
 from drumline.data.padding import MULTIPLE, Pad
 from drumline.data.source import Collate
-from drumline.data.token_row_cache import Encoding, token_rows
+from drumline.data.token_row_cache import Encoding, in_pairs, token_rows
 from drumline.errors import ConfigError, DataError
 from drumline.models.attention_choice import Packing, packing_of
 from drumline.models.huggingface import is_pretrained
@@ -84,24 +86,36 @@ def row_features(config: RunConfig, loaded: Loaded) -> LearnedTokens:
     )
 
 
-def preference_features(loaded: Loaded) -> PreferenceFeatures:
+def preference_tokens(loaded: Loaded) -> PreferenceTokens:
     """What turns a record of preferences into two rows."""
     assert loaded.tokenizer is not None and loaded.facts.context is not None
-    return PreferenceFeatures(loaded.tokenizer, loaded.template, loaded.facts.context)
+    return PreferenceTokens(loaded.tokenizer, loaded.template, loaded.facts.context)
 
 
-def on_disk(config: RunConfig, loaded: Loaded, records: Any, encode: LearnedTokens, name: str) -> Any:
+def preference_rows(config: RunConfig, loaded: Loaded, records: Any, name: str) -> Any:
+    """The pairs of answers in records, tokenised once, or as they are read where that is one after the other."""
+    encode = preference_tokens(loaded)
+    if records.schema.num_rows is None:
+        return in_turn(records, PreferenceFeatures(encode), name)
+    return in_pairs(on_disk(config, loaded, records, encode, name))
+
+
+def on_disk(
+    config: RunConfig, loaded: Loaded, records: Any, encode: LearnedTokens | PreferenceTokens, name: str
+) -> Any:
     """The tokens of records, in the cache. Raises DataError where nothing in them is learned."""
     data: Any = config.data
     assert loaded.tokenizer is not None and loaded.facts.context is not None
     set_aside = isinstance(data, RecordData) and data.bad_rows == "set_aside"
+    pairs = isinstance(encode, PreferenceTokens)
     encoding = Encoding(
-        encode,
+        encode if isinstance(encode, PreferenceTokens) else AsRows(encode),
         encode.key,
         loaded.tokenizer.vocab_size,
         loaded.facts.context,
         data.cache_dir,
         data.max_bad_fraction if set_aside else 0.0,
+        2 if pairs else 1,
     )
     rows = token_rows(records, encoding, name, one_at_a_time(data.cache_dir))
     if not any(part.counts.num_learned for part in getattr(rows, "parts", (rows,))):

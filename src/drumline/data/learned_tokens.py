@@ -96,41 +96,64 @@ class AnswerTokens:
         return without_start(ids, learned, len(ids) - self._context, self._parts.start)
 
 
-class PreferenceFeatures:
-    """`prompt`, `chosen` and `rejected`, texts or messages, as {"chosen": row, "rejected": row}.
+class AsRows:
+    """What is learned of a record as the one row that it becomes on disk."""
 
-    A row is input_ids and labels, int64 [T], of the prompt with one answer, whose ids are the labels, shifted. Without
-    a prompt the two are chats that begin alike, and what follows is the answer. Of a pair that is too long as much is
-    cut off the beginning of the prompt in both.
+    def __init__(self, encode: LearnedTokens) -> None:
+        self._encode = encode
+
+    def __call__(self, record: Record) -> list[tuple[Ids, Learned]]:
+        """Encode one record."""
+        return [self._encode(record)]
+
+
+class PreferenceTokens:
+    """`prompt`, `chosen` and `rejected`, texts or messages, as two rows: the prompt with each answer, which is learned.
+
+    Without a prompt the two are chats that begin alike, and what follows is the answer. Of a pair that is too long as
+    much is cut off the beginning of the prompt in both.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: Template | None, context: int) -> None:
         self._parts = PromptAnswer(tokenizer, template)
         self._context = context
+        self.key = ("preference 1", *self._parts.key, str(context))
 
     def lengths(self, record: Record) -> tuple[int, ...]:
         """Tokens of the prompt with each answer, before any is cut."""
-        return tuple(len(ids) for ids, _ in self._encoded(record).values())
+        return tuple(len(ids) for ids, _ in self._encoded(record))
 
-    def __call__(self, record: Record) -> Row:
-        """Encode one record."""
+    def __call__(self, record: Record) -> list[tuple[Ids, Learned]]:
+        """Encode one record: the chosen answer, then the rejected one."""
         both = self._encoded(record)
-        over = max(len(ids) for ids, _ in both.values()) - self._context
-        rows = {}
-        for name, (ids, learned) in both.items():
+        over = max(len(ids) for ids, _ in both) - self._context
+        rows = []
+        for ids, learned in both:
             length = min(self._context, len(ids) - prompt_cut(ids, learned, over, self._parts.start))
             ids, learned = without_start(ids, learned, over, self._parts.start)
-            rows[name] = shifted_row(ids[:length], learned[:length])
+            rows.append((ids[:length], learned[:length]))
         return rows
 
-    def _encoded(self, record: Record) -> dict[str, tuple[Ids, Learned]]:
+    def _encoded(self, record: Record) -> list[tuple[Ids, Learned]]:
         prompt = record.get("prompt")
         if prompt is None:
             pair = [messages_of(record.get(name), name) for name in ("chosen", "rejected")]
             prompt = shared_start(*pair)
             if not prompt:
                 raise DataError("chosen and rejected do not begin alike", "give the row a prompt")
-        return {name: self._parts.encode(record, prompt, name) for name in ("chosen", "rejected")}
+        return [self._parts.encode(record, prompt, name) for name in ("chosen", "rejected")]
+
+
+class PreferenceFeatures:
+    """A pair of answers as {"chosen": row, "rejected": row}, each input_ids and labels, int64 [T], by `shifted_row`."""
+
+    def __init__(self, encode: PreferenceTokens) -> None:
+        self._encode = encode
+
+    def __call__(self, record: Record) -> Row:
+        """Encode one record."""
+        chosen, rejected = self._encode(record)
+        return {"chosen": shifted_row(*chosen), "rejected": shifted_row(*rejected)}
 
 
 class PromptAnswer:

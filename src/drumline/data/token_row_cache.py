@@ -41,7 +41,7 @@ class Encoding:
     """How records become tokens, and where those are kept."""
 
     encode: Encode
-    """Gives a record's ids and which of them are learned. Raises DataError for a record that it cannot encode."""
+    """Gives a record's rows. Raises DataError for a record that it cannot encode."""
     key: Sequence[str]
     """All that decides what `encode` gives, but for the record: tokenizer, template, settings."""
     vocab_size: int
@@ -51,6 +51,8 @@ class Encoding:
     cache_dir: Path
     max_bad_fraction: float = 0.0
     """Share of records that cannot be encoded from which on something must be wrong; 0: the first one is refused."""
+    per_record: int = 1
+    """Rows that a record becomes."""
 
 
 class TokenRows(Dataset[Row]):
@@ -97,6 +99,28 @@ class TokenRows(Dataset[Row]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_maps": None}
+
+
+class PairRows(Dataset[dict[str, Row]]):
+    """Rows two by two, as {"chosen": row, "rejected": row}, of records that became one of each, in this order."""
+
+    def __init__(self, rows: TokenRows) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows) // 2
+
+    def __getitem__(self, index: int) -> dict[str, Row]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"pair {index} of {len(self)}")
+        return {"chosen": self.rows[2 * index], "rejected": self.rows[2 * index + 1]}
+
+
+def in_pairs(rows: Any) -> Any:
+    """What `token_rows` gives, as PairRows; of a Mixture, a Mixture of them."""
+    if not isinstance(rows, Mixture):
+        return PairRows(rows)
+    return mixed(list(zip(map(PairRows, rows.parts), rows.weights, strict=True)))
 
 
 def token_rows(records: Any, encoding: Encoding, name: str, build: Build | None = None) -> Any:
@@ -195,7 +219,7 @@ def content_key(records: Any) -> str:
 def _check(rows: TokenRows, encoding: Encoding, name: str) -> None:
     """Refuse too many bad records, else say how many were left out and where they are listed."""
     counts = rows.counts
-    total = counts.num_rows + counts.num_bad
+    total = counts.num_rows // encoding.per_record + counts.num_bad
     if not total:
         raise DataError(f"{name} has no row", f"check {name}")
     if not counts.num_bad:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,8 @@ from drumline.data.source import Source
 from drumline.data.token_rows import Learned
 from drumline.errors import DataError
 
-Encode = Callable[[Mapping[str, Any]], tuple[NDArray[Any], Learned]]
+Encode = Callable[[Mapping[str, Any]], Sequence[tuple[NDArray[Any], Learned]]]
+"""The rows that a record becomes, of every record as many: of each its ids and which of them are learned."""
 
 PIECE = 256
 """Records that a process encodes at a time."""
@@ -70,13 +71,14 @@ class _Records(Dataset[Any]):
             try:
                 if isinstance(record, DataError):
                     raise record
-                ids, learned = self._encode(record)
+                rows_of_record = self._encode(record)
             except DataError as error:
                 made.bad.append({"row": row, "problem": error.problem, "fix": error.fix})
                 continue
-            made.lengths.append(len(ids))
-            made.ids.append(np.asarray(ids[: self._context]))
-            made.learned.append(np.asarray(learned[: self._context], dtype=np.bool_))
+            for ids, learned in rows_of_record:
+                made.lengths.append(len(ids))
+                made.ids.append(np.asarray(ids[: self._context]))
+                made.learned.append(np.asarray(learned[: self._context], dtype=np.bool_))
         return made
 
     def _read(self, rows: range) -> list[Any]:

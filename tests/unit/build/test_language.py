@@ -20,6 +20,7 @@ from drumline.config.load import config_from_mapping
 from drumline.data.document_packing import PackedTexts
 from drumline.data.length_order import ByLength
 from drumline.data.token_row_cache import TokenRows
+from drumline.data.tokenizers import load_tokenizer
 from drumline.errors import ConfigError, DataError
 from tests.unit.build.data import recipe, write_records
 from tests.unit.data.chat_tokenizers import byte_level
@@ -146,6 +147,34 @@ def test_preferences(tmp_path: Path, llama: dict[str, Any]) -> None:
     )
     with pytest.raises(DataError, match=r"does not learn from pairs\n.*task\.kind to preference"):
         build_parts(recipe(tmp_path, TASK, llama, train=[train]))
+
+
+def turns(user: str, assistant: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+
+
+def test_a_pair_that_cannot_be_read_is_left_out_and_listed(
+    tmp_path: Path, llama: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    pairs = [{"chosen": turns("a" * (row + 1), "good"), "rejected": turns("a" * (row + 1), "bad")} for row in range(40)]
+    pairs[7]["rejected"] = turns("something else", "bad")
+    train = write_records(tmp_path / "a.jsonl", pairs)
+    held_out = write_records(tmp_path / "b.jsonl", pairs[:3])
+    settings = {"train": [train], "eval": [held_out], "template": "chatml", "context": 64}
+    with caplog.at_level(logging.WARNING, "drumline"):
+        built = build_parts(recipe(tmp_path, "preference", llama, **settings))
+    assert len(built.train) == 39 and built.options.get("eval_data") is not None
+    assert "data.train: 1 of 40 rows cannot be encoded; the first is row 7: chosen and rejected do not begin alike" in (
+        caplog.text
+    )
+    batch = batch_of(built, [6, 7, 38])
+    tokenizer = load_tokenizer(llama["path"])
+    for name, answer in (("chosen", "good"), ("rejected", "bad")):
+        part: Any = batch[name]
+        assert len(part["labels"]) == 3
+        assert all(answer in tokenizer.decode(labels[labels != -100].tolist()) for labels in part["labels"])
+    with pytest.raises(DataError, match="1 of 40 rows cannot be encoded"):
+        build_parts(recipe(tmp_path, "preference", llama, **settings, bad_rows="stop"))
 
 
 @pytest.mark.parametrize(

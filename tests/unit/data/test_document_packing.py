@@ -77,10 +77,10 @@ def texts(tmp_path: Path) -> TokenRows:
     """Row i has the ids 10 i + 1, 10 i + 2 and so on, all learned but for each second one."""
     lengths = [3, 9, 2, 1, 4, 2]
 
-    def encode(record: object) -> tuple[np.ndarray, np.ndarray]:
+    def encode(record: object) -> list[tuple[np.ndarray, np.ndarray]]:
         assert isinstance(record, dict)
         ids = 10 * record["number"] + 1 + np.arange(lengths[record["number"]])
-        return ids, np.arange(len(ids)) % 2 == 0
+        return [(ids, np.arange(len(ids)) % 2 == 0)]
 
     rows: TokenRows = token_rows(
         [{"number": number} for number in range(6)], Encoding(encode, [], 100, 9, tmp_path), "data.train"

@@ -15,6 +15,7 @@ from drumline.data.learned_tokens import (
     ChatTokens,
     LearnedTokens,
     PreferenceFeatures,
+    PreferenceTokens,
     ShiftedFeatures,
     TextTokens,
     start_ids,
@@ -141,7 +142,7 @@ def test_of_a_chat_that_is_too_long_something_learned_is_left(tmp_path: Path) ->
 
 
 def test_pairs(tmp_path: Path) -> None:
-    features = PreferenceFeatures(BYTES, None, 9)
+    features = PreferenceFeatures(PreferenceTokens(BYTES, None, 9))
     row = features({"prompt": "AB", "chosen": "C", "rejected": "DE"})
     assert {name: part["input_ids"].tolist() for name, part in row.items()} == {
         "chosen": [65, 66, 67, END],
@@ -149,16 +150,16 @@ def test_pairs(tmp_path: Path) -> None:
     }
     assert row["rejected"]["labels"].tolist() == [-100, 68, 69, END, -100]
     # Both lose as much of the prompt.
-    row = PreferenceFeatures(BYTES, None, 4)({"prompt": "AB", "chosen": "C", "rejected": "DE"})
+    row = PreferenceFeatures(PreferenceTokens(BYTES, None, 4))({"prompt": "AB", "chosen": "C", "rejected": "DE"})
     assert {name: part["input_ids"].tolist() for name, part in row.items()} == {
         "chosen": [66, 67, END],
         "rejected": [66, 68, 69, END],
     }
-    row = PreferenceFeatures(BYTES, None, 3)({"prompt": "AB", "chosen": "C", "rejected": "DEF"})
+    row = PreferenceFeatures(PreferenceTokens(BYTES, None, 3))({"prompt": "AB", "chosen": "C", "rejected": "DEF"})
     assert [len(part["input_ids"]) for part in row.values()] == [3, 3]
-    assert features.lengths({"prompt": "AB" * 9, "chosen": "C", "rejected": "DE"}) == (20, 21)
+    assert PreferenceTokens(BYTES, None, 9).lengths({"prompt": "AB" * 9, "chosen": "C", "rejected": "DE"}) == (20, 21)
     tokenizer = byte_level(tmp_path)
-    chats = PreferenceFeatures(tokenizer, load_template("chatml", tokenizer), 99)
+    chats = PreferenceFeatures(PreferenceTokens(tokenizer, load_template("chatml", tokenizer), 99))
     user = {"role": "user", "content": "a"}
     pair = {name: [user, {"role": "assistant", "content": name}] for name in ("chosen", "rejected")}
     implicit, explicit = chats(pair), chats({"prompt": "a", "chosen": "chosen", "rejected": "rejected"})

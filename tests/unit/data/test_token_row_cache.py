@@ -36,13 +36,13 @@ class Counting:
     def __init__(self) -> None:
         self.calls = 0
 
-    def __call__(self, record: Mapping[str, Any]) -> tuple[NDArray[Any], Learned]:
+    def __call__(self, record: Mapping[str, Any]) -> list[tuple[NDArray[Any], Learned]]:
         self.calls += 1
         text = record["text"]
         if "j" in text:
             raise DataError("a letter is unknown", "leave it out")
         ids = np.array([ord(letter) for letter in text], dtype=np.int64)
-        return ids, np.array([letter in "aeiou" for letter in text], dtype=np.bool_)
+        return [(ids, np.array([letter in "aeiou" for letter in text], dtype=np.bool_))]
 
 
 def encoding(folder: Path, encode: Any = None, **changes: Any) -> Encoding:
@@ -93,8 +93,8 @@ def test_a_name_of_their_own_stands_for_the_content() -> None:
 
 @pytest.mark.parametrize(("vocab_size", "id_bytes"), [(2**16, 2), (2**16 + 1, 4)])
 def test_ids_take_as_little_room_as_they_can(tmp_path: Path, vocab_size: int, id_bytes: int) -> None:
-    def encode(record: Mapping[str, Any]) -> tuple[NDArray[Any], Learned]:
-        return np.array([0, vocab_size - 1]), np.ones(2, dtype=np.bool_)
+    def encode(record: Mapping[str, Any]) -> list[tuple[NDArray[Any], Learned]]:
+        return [(np.array([0, vocab_size - 1]), np.ones(2, dtype=np.bool_))]
 
     rows = token_rows([{}], encoding(tmp_path, encode, vocab_size=vocab_size), "data.train")
     assert rows.tokens(0)[0].tolist() == [0, vocab_size - 1]
@@ -200,9 +200,9 @@ def many_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_several_processes_give_the_same_files(tmp_path: Path) -> None:
     here = os.getpid()
 
-    def encode(record: Mapping[str, Any]) -> tuple[NDArray[Any], Learned]:
-        ids, learned = Counting()(record)
-        return np.append(ids, int(os.getpid() == here)), np.append(learned, True)
+    def encode(record: Mapping[str, Any]) -> list[tuple[NDArray[Any], Learned]]:
+        ((ids, learned),) = Counting()(record)
+        return [(np.append(ids, int(os.getpid() == here)), np.append(learned, True))]
 
     build_token_rows(RECORDS, encoding(tmp_path), tmp_path / "several.tokens", "data.train")
     build_token_rows(RECORDS, encoding(tmp_path, encode), tmp_path / "processes.tokens", "data.train")
