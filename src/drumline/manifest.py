@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import stat
@@ -187,6 +188,13 @@ def newest_valid(run: RunDir) -> tuple[Path | None, list[tuple[Path, str]]]:
             return listed.path, skipped
         skipped.append((listed.path, "; ".join(problems)))
     return None, skipped
+
+
+def best_first(metrics: Mapping[int, float | None], mode: Literal["min", "max"]) -> list[int]:
+    """Steps by their metric, the best first and of equal ones the later; those that have none, or NaN, are left out."""
+    known = [(value, step) for step, value in metrics.items() if value is not None and not math.isnan(value)]
+    sign = 1 if mode == "min" else -1
+    return [step for _, step in sorted(known, key=lambda found: (sign * found[0], -found[1]))]
 
 
 def chosen(run: RunDir, step: int | None) -> tuple[Path, list[str]]:

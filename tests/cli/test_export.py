@@ -24,6 +24,12 @@ def test_a_run_of_two_ranks_is_exported_and_another_begins_with_it(tmp_path: Pat
     averages = read_checkpoint(path)["strategy"]["average"]["averages"]
     torch.testing.assert_close(found, dict(averages), rtol=0, atol=0)
 
+    best = Command(folder, "export", "runs/tiny", "best", "--step", "best").wait()
+    assert best.status == 0 and best.out.startswith("best: averaged weights after update "), best.err
+    wrong = Command(folder, "export", "runs/tiny", "none", "--step", "newest").wait()
+    assert wrong.status == 2 and "'newest' is neither the number of an update nor best" in wrong.err
+    assert not (folder / "none").exists()
+
     again = Command(folder, "export", "runs/tiny", "out").wait()
     assert again.status == 2
     assert "out exists already" in again.err

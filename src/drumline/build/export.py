@@ -17,6 +17,7 @@ from drumline import __version__
 from drumline.build.card import write_card
 from drumline.build.trained import Trained, folder_of, read_trained, whole_weights
 from drumline.build.words import learned_ends, write_words
+from drumline.config.kept import Asked
 from drumline.config.model import HuggingFaceModel
 from drumline.engine.weight_files import write_safetensors
 from drumline.errors import ConfigError, DrumlineError
@@ -30,10 +31,8 @@ OTHER_FILES = ("preprocessor_config.json", "LICENSE*")
 """Of the model that training began with, what training does not change."""
 
 
-def export(
-    run: RunDir, out: Path, step: int | None, *, adapter: bool = False, weights: str | None = None
-) -> dict[str, Any]:
-    """Make the folder `out` of the checkpoint of this step, or of the newest valid one; returns what was done.
+def export(run: RunDir, out: Path, step: Asked, *, adapter: bool = False, weights: str | None = None) -> dict[str, Any]:
+    """Make the folder `out` of a checkpoint of the run, see `checkpoint_of`; returns what was done.
 
     A Hugging Face folder where the run trained such a model, else one file with the names of the bare model. Where
     weights were averaged, the average is what is written; an adapter is merged into its model, or written alone, in
@@ -124,7 +123,7 @@ def base_name(model: HuggingFaceModel) -> str:
 
 
 def answer(
-    run: Path, out: Path, step: int | None = None, *, adapter: bool = False, weights: str | None = None
+    run: Path, out: Path, step: Asked = None, *, adapter: bool = False, weights: str | None = None
 ) -> dict[str, Any]:
     """What was done, or {"problem": ..., "fix": ..., "code": ...}."""
     try:

@@ -14,6 +14,7 @@ from torch import nn
 from drumline.build.rows import tokenizer_hub, tokenizer_name
 from drumline.build.trained import Trained, folder_of, read_trained, whole_weights
 from drumline.build.words import WRITERS, end_of_turn
+from drumline.config.kept import Asked
 from drumline.config.model import DecoderModel, HuggingFaceModel
 from drumline.data.chat import Message
 from drumline.data.hub import local_folder
@@ -77,7 +78,7 @@ class Speaker:
         return whole, found
 
 
-def load_speaker(source: str, step: int | None = None, *, raw: bool = False) -> Speaker:
+def load_speaker(source: str, step: Asked = None, *, raw: bool = False) -> Speaker:
     """The model of a run directory, a folder or a name on the hub, on the GPU that this process sees, else on the CPU.
 
     raw: without the chat template. Raises ConfigError where it is no causal language model.

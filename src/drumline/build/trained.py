@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from drumline.config.kept import Asked, checkpoint_of
 from drumline.config.load import load_config
 from drumline.config.model import AdapterConfig, HuggingFaceModel
 from drumline.config.schema import RunConfig
 from drumline.engine.checkpoint import read_checkpoint
 from drumline.errors import ConfigError, DataError
-from drumline.manifest import chosen
 from drumline.models.folder import CONFIG, base_of
 from drumline.parallel.keys import tied_names
 from drumline.parallel.saved_names import base_problem
@@ -32,7 +32,7 @@ class Trained:
     averaged: bool
     step: int
     skipped: list[str]
-    """Newer checkpoints that are not whole, and why, a line each."""
+    """Checkpoints that would have come first and are not whole, and why, a line each."""
     base: Mapping[str, str] | None
     """What tells the model that an adapter belongs to from others; None where all weights are here."""
 
@@ -42,12 +42,12 @@ class Trained:
         return getattr(self.config.model, "adapter", None)
 
 
-def read_trained(run: RunDir, step: int | None) -> Trained:
-    """The weights in a run's checkpoint of this step, or in the newest valid one. Raises DataError where there is none.
+def read_trained(run: RunDir, step: Asked) -> Trained:
+    """The weights in a run's checkpoint of this step, in the best, or in the newest valid one; see `checkpoint_of`.
 
     Where weights were averaged, the average is what counts, as it is what is evaluated.
     """
-    path, skipped = chosen(run, step)
+    path, skipped = checkpoint_of(run, step)
     state = read_checkpoint(path)
     weights, averaged = final_weights(state["strategy"])
     update = int(state["progress"]["step"])

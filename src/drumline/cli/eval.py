@@ -35,17 +35,18 @@ def evaluate(
     overrides: Overrides = None,
     as_json: Json = False,
 ) -> None:
-    """Evaluate a run's newest checkpoint on every device: the run's task, metrics and held-out data.
+    """Evaluate a run's checkpoint on every device: the run's task, metrics and held-out data.
 
     On the run's own data the numbers are those that the run itself had at that update, and both are shown.
     """
     from drumline.config.evaluation import evaluation_config
+    from drumline.config.kept import checkpoint_of
     from drumline.config.load import load_config
-    from drumline.manifest import chosen, read_manifest
+    from drumline.manifest import read_manifest
     from drumline.rundir import RunDir, read_json
 
     check_run(run)
-    path, skipped = chosen(RunDir(run), step)
+    path, skipped = checkpoint_of(RunDir(run), step)
     for problem in skipped:
         typer.echo(f"passed over: {problem}", err=True)
     plan = read_json(RunDir(run).plan) if RunDir(run).plan.is_file() else {}

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 import typer
 
 RunDirectory = Annotated[Path, typer.Argument(metavar="RUN", help="Directory of a run, as in runs/NAME.")]
 
+
+def as_step(text: str) -> int | Literal["best"]:
+    """The value of --step."""
+    if text == "best":
+        return "best"
+    if not text.isdecimal():
+        raise typer.BadParameter(f"'{text}' is neither the number of an update nor best")
+    return int(text)
+
+
+# One of the values of `as_step`, or None; typer knows no type for that.
 Step = Annotated[
-    int | None, typer.Option(help="Of the checkpoint after this update; unless given, the newest valid one.")
+    Any,
+    typer.Option(
+        parser=as_step,
+        metavar="N|best",
+        help="The checkpoint after this update, or of the best evaluation by checkpoint.metric; unless given, the "
+        "newest valid one.",
+    ),
 ]
 
 

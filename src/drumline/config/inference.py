@@ -17,7 +17,11 @@ class InferenceModel(Section):
     path: str = Field(
         description="Folder with config.json and safetensors or with an adapter, run directory, or a name on the hub."
     )
-    step: NonNegativeInt | None = Field(None, description="Of a run directory: which checkpoint; none: the newest.")
+    step: NonNegativeInt | Literal["best"] | None = Field(
+        None,
+        description="Of a run directory: the checkpoint after this update, or best by its checkpoint.metric; none: the "
+        "newest.",
+    )
     revision: str | None = Field(None, description="Branch, tag or commit on the hub; none: its default.")
     cache_dir: Path | None = Field(None, description="Where what the hub gives is kept; none: Hugging Face's own.")
     token_variable: str = Field(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from drumline.config.changes import Change, compare, refusal, wants_more, with_global_batch
 from drumline.config.load import load_config
 from drumline.config.schema import RunConfig
-from drumline.errors import ConfigError, RunDirExists
-from drumline.manifest import checkpoints_of
+from drumline.errors import ConfigError, DataError, RunDirExists
+from drumline.manifest import best_first, check, checkpoints_of, chosen
 from drumline.rundir import RunDir, read_json
 
 CLOSED = "closed"
 """Reason in exit.json of a run that was left before its end."""
+
+Asked = int | Literal["best"] | None
+"""Which checkpoint of a run: after this update, of the best evaluation, or the newest valid one."""
 
 _ANOTHER_NAME = "give the run another name (--set name=...)"
 
@@ -112,6 +115,27 @@ def read_kept(run: RunDir, config: RunConfig) -> Kept:
             f"the run in {run.path} is finished and left no checkpoint, so it cannot go on", _ANOTHER_NAME
         )
     return found
+
+
+def checkpoint_of(run: RunDir, step: Asked) -> tuple[Path, list[str]]:
+    """The checkpoint that `manifest.chosen` gives; best: the valid one with the best evaluation by checkpoint.metric.
+
+    With what is wrong with those that are passed over, a line each. Raises DataError where there is none.
+    """
+    if step != "best":
+        return chosen(run, step)
+    wanted = load_config(run.config).checkpoint
+    skipped: list[str] = []
+    for found in best_first({each.step: each.metrics.get(wanted.metric) for each in checkpoints_of(run)}, wanted.mode):
+        path = run.checkpoint_of(found)
+        if not (problems := check(path)):
+            return path, skipped
+        skipped.append(f"{path.name}: {'; '.join(problems)}")
+    told = f" ({'; '.join(skipped)})" if skipped else ""
+    raise DataError(
+        f"the run in {run.path} has no valid checkpoint of an update at which {wanted.metric} was evaluated{told}",
+        f"take the newest, or one of: drumline checkpoints {run.path}; runs keep the best with checkpoint.keep_best=1",
+    )
 
 
 def global_batch_of(run: RunDir) -> int | None:

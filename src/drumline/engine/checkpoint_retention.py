@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Literal
+
+from drumline.manifest import best_first
 
 
 def to_prune(
@@ -18,8 +19,5 @@ def to_prune(
     if keep is None or not listed:
         return []
     steps = sorted(listed, reverse=True)
-    known = [(value, step) for step, value in listed.items() if value is not None and not math.isnan(value)]
-    sign = 1 if mode == "min" else -1
-    best = sorted(known, key=lambda found: (sign * found[0], -found[1]))[:keep_best]
-    kept = {*steps[: max(keep, 1)], *(step for _, step in best)}
+    kept = {*steps[: max(keep, 1)], *best_first(listed, mode)[:keep_best]}
     return [step for step in steps if step not in kept]

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from drumline.config.kept import Kept, is_there, read_kept
+from drumline.config.kept import Kept, checkpoint_of, is_there, read_kept
 from drumline.config.load import config_from_mapping, dump_config
 from drumline.config.schema import RunConfig
-from drumline.errors import ConfigError, RunDirExists
+from drumline.errors import ConfigError, DataError, RunDirExists
+from drumline.manifest import MANIFEST, Entry, Manifest, digest
 from drumline.rundir import Lock, RunDir, write_atomic, write_json
 
 
@@ -127,3 +128,35 @@ def test_a_finished_run_without_a_checkpoint_cannot_do_more(run: RunDir) -> None
     assert read_kept(run, config()).finished == "done"
     with pytest.raises(RunDirExists, match="left no checkpoint"):
         read_kept(run, config(train={"max_steps": 12}))
+
+
+def save(run: RunDir, step: int, metrics: dict[str, float]) -> Path:
+    folder = run.checkpoint_of(step)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "state.pt").write_bytes(b"weights")
+    entry = Entry("state.pt", 0, 7, digest(folder / "state.pt"))
+    write_json(folder / MANIFEST, Manifest(step, (entry,), 1, "single", "whole", metrics).to_json())
+    return folder
+
+
+def test_the_best_checkpoint_is_that_of_the_best_evaluation(tmp_path: Path) -> None:
+    run = RunDir.create(tmp_path / "run")
+    write_atomic(run.config, dump_config(config()))
+    found = {
+        step: save(run, step, {"loss": loss, "f1": loss}) for step, loss in ((1, 0.5), (2, 0.2), (3, 0.2), (4, 0.9))
+    }
+    save(run, 5, {})
+    save(run, 6, {"loss": float("nan")})
+    assert checkpoint_of(run, "best") == (found[3], [])  # of equal ones the later
+    assert checkpoint_of(run, 1) == (found[1], [])
+    assert checkpoint_of(run, None) == (run.checkpoint_of(6), [])
+
+    (found[3] / "state.pt").write_bytes(b"other")
+    path, skipped = checkpoint_of(run, "best")
+    assert path == found[2] and len(skipped) == 1 and skipped[0].startswith("step_3: ")
+
+    write_atomic(run.config, dump_config(config(checkpoint={"metric": "f1", "mode": "max"})))
+    assert checkpoint_of(run, "best") == (found[4], [])
+    write_atomic(run.config, dump_config(config(checkpoint={"metric": "auc"})))
+    with pytest.raises(DataError, match="at which auc was evaluated"):
+        checkpoint_of(run, "best")
