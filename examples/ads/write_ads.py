@@ -20,6 +20,7 @@ from typing import Any
 
 from drumline import FineTuningService
 from drumline.config.recipes import recipes_folder
+from drumline.rundir import write_atomic
 
 NUM_DEFINITIONS = 56
 """As many as there are ads."""
@@ -70,9 +71,19 @@ async def main(model: str, epochs: int, folder: Path, num_briefs: int) -> None:
     dataset = await service.prepare_dataset(chats(), model, 256)
     print(f"{dataset.num_rows} rows for {dataset.task}: {dataset.reasons['data.row_format']}")
     result = await service.finetune_model_multi_gpu(model, dataset, {"train.epochs": epochs, "train.lr": 1e-4})
-    print(f"best loss {result.best_loss:.3f} after {result.training_time_s:.0f} s; the model is in {result.model_path}")
+    told = f"best loss {result.best_loss:.3f} after {result.training_time_s:.0f} s; the model is in {result.model_path}"
+    print(told)
+    report = ["# Advertisements, before and after", f"{dataset.num_rows} rows, {epochs} epochs; {told}."]
     for brief, old in zip(asked, before, strict=True):
-        print(f"\n{brief['brief']}\n  before: {old}\n  after:  {await answer(str(result.model_path), brief)}")
+        new = await answer(str(result.model_path), brief)
+        print(f"\n{brief['brief']}\n  before: {old}\n  after:  {new}")
+        report += [f"## {brief['brief']}", _quoted(f"**before**: {old}"), _quoted(f"**after**: {new}")]
+    write_atomic(folder / "report.md", ("\n\n".join(report) + "\n").encode())
+
+
+def _quoted(text: str) -> str:
+    """As Markdown's quotation, whatever a model has written."""
+    return "\n".join(f"> {line}" for line in text.splitlines())
 
 
 if __name__ == "__main__":

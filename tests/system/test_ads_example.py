@@ -28,3 +28,5 @@ def test_it_trains_and_compares(tmp_path: Path) -> None:
     assert found is not None and float(found[1]) < 5.8, result.stdout  # log 320 is 5.77
     assert (Path(found[2]) / "model.safetensors").is_file()
     assert len(re.findall(r"^  (before|after): ", result.stdout, re.MULTILINE)) == 2
+    report = (tmp_path / "runs/ads/report.md").read_text(encoding="utf-8")
+    assert found[0] in report and len(re.findall(r"^> \*\*(before|after)\*\*: ", report, re.MULTILINE)) == 2
