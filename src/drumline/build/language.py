@@ -107,7 +107,6 @@ def on_disk(
     data: Any = config.data
     assert loaded.tokenizer is not None and loaded.facts.context is not None
     set_aside = isinstance(data, RecordData) and data.bad_rows == "set_aside"
-    pairs = isinstance(encode, PreferenceTokens)
     encoding = Encoding(
         encode if isinstance(encode, PreferenceTokens) else AsRows(encode),
         encode.key,
@@ -115,7 +114,7 @@ def on_disk(
         loaded.facts.context,
         data.cache_dir,
         data.max_bad_fraction if set_aside else 0.0,
-        2 if pairs else 1,
+        per_record=2 if isinstance(encode, PreferenceTokens) else 1,
     )
     rows = token_rows(records, encoding, name, one_at_a_time(data.cache_dir))
     if not any(part.counts.num_learned for part in getattr(rows, "parts", (rows,))):
