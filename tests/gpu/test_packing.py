@@ -86,7 +86,7 @@ def texts(tmp_path: Path) -> TokenRows:
     def encode(record: Any) -> Any:
         number = record["number"]
         ids = (number + torch.arange(8 + number * 37 % 113) * (1 + number % 3)) % VOCABULARY
-        return ids.numpy(), torch.ones(len(ids), dtype=torch.bool).numpy()
+        return [(ids.numpy(), torch.ones(len(ids), dtype=torch.bool).numpy())]
 
     records = [{"number": number} for number in range(200)]
     rows: TokenRows = token_rows(records, Encoding(encode, [], VOCABULARY, CONTEXT, tmp_path / "cache"), "data.train")

@@ -177,8 +177,8 @@ def test_random_tokens_and_streams_are_not_looked_through(tmp_path: Path) -> Non
 
 
 def test_tokens_on_disk_tell_all_rows_lengths(tmp_path: Path) -> None:
-    def encode(record: Any) -> tuple[Any, Any]:
-        return np.arange(record["n"]), np.arange(record["n"]) > 1
+    def encode(record: Any) -> list[tuple[Any, Any]]:
+        return [(np.arange(record["n"]), np.arange(record["n"]) > 1)]
 
     encoding = Encoding(encode, ["key"], 100, 8, tmp_path)
     rows = token_rows([{"n": 3}, {"n": 12}], encoding, "data.train")
