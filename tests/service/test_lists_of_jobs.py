@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -43,14 +42,18 @@ def test_what_changes_in_a_job_changes_in_the_list(place: Place) -> None:
             assert now is not None and found[job.id] == job_values(now, "", places.get(job.id))
     assert found[waits.id]["position"] == 1
 
-    # Its resources are written once, so that another one takes its place.
+    # Neither of these changes a job's version.
+    with service.store.change() as change:
+        change.tell_waits({waits.id: "its turn"})
+    assert service.store.jobs.tell_progress(runs.id, runs.attempt, {"step": 7})
+    found = listed(url)
+    assert found[waits.id]["waits_for"] == "its turn" and found[runs.id]["progress"]["step"] == 7
+
+    # What a job asks for is written once, so that another one takes its place.
     first = Job("job-first", "local", waits.work, Resources(devices=1, priority=9), waits.created, node=service.node)
     service.store.jobs.add(first)
-    service.store.jobs.update(waits.id, lambda job: replace(job, waits_for="its turn"))
-    service.store.jobs.update(runs.id, lambda job: replace(job, progress={"step": 7}))
     found = listed(url)
     assert (found[first.id]["position"], found[waits.id]["position"]) == (1, 2)
-    assert found[waits.id]["waits_for"] == "its turn" and found[runs.id]["progress"]["step"] == 7
 
 
 def test_few_threads_read_the_store_and_the_others_are_not_kept_waiting(

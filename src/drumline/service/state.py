@@ -32,7 +32,7 @@ logger = logging.getLogger("drumline.service")
 
 READERS = 3
 """Answers that are made from the store at a time. Python runs one thread at once: with forty, as is usual, threads take
-the interpreter from each other, and under load a third fewer requests are answered (benchmarks/results)."""
+the interpreter from each other, and under load a quarter fewer requests are answered (benchmarks/results)."""
 
 
 @dataclass
