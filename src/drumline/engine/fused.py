@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from drumline.parallel.each_gradient import gradients_of
+
+SMALL = 2**25
+"""Elements up to which a group is left in one piece: a launch takes 21 million at most."""
 
 
 class Kept(NamedTuple):
@@ -18,6 +24,32 @@ class Kept(NamedTuple):
     parameters: list[Tensor]
     states: dict[str, list[Tensor]]
     """By the name that torch gives it, in the order of the parameters."""
+    halves: tuple[slice, ...]
+    """Parameters that are updated at the same time as the others: a launch of the kernel leaves most of a GPU idle at
+    its end, which one on another stream fills."""
+
+
+def halves_of(parameters: list[Tensor]) -> tuple[slice, ...]:
+    """Two runs of them with about as many elements, or one where they are few or on the CPU."""
+    ends = list(accumulate(p.numel() for p in parameters))
+    cut = bisect_left(ends, ends[-1] / 2) + 1
+    if not parameters[0].is_cuda or ends[-1] <= SMALL or cut == len(parameters):
+        return (slice(None),)
+    return slice(cut), slice(cut, None)
+
+
+def at_the_same_time(device: torch.device, launches: Sequence[Callable[[], None]]) -> None:
+    """Run them, on a GPU each on a stream of its own, and let this thread's stream wait for all."""
+    first, *others = launches
+    streams = []
+    for launch in others:
+        streams.append(stream := torch.cuda.Stream(device))
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            launch()
+    first()
+    for stream in streams:
+        torch.cuda.current_stream(device).wait_stream(stream)
 
 
 class _Fused(torch.optim.Optimizer, ABC):
@@ -69,7 +101,8 @@ class _Fused(torch.optim.Optimizer, ABC):
 
     def _gather(self, group: dict[str, Any]) -> Kept:
         parameters = group["params"]
-        return Kept(parameters, {name: [self.state[p][name] for p in parameters] for name in self._names(group)})
+        states = {name: [self.state[p][name] for p in parameters] for name in self._names(group)}
+        return Kept(parameters, states, halves_of(parameters))
 
     def _is_current(self, group: dict[str, Any], kept: Kept) -> bool:
         """Whether the lists are still of what the group trains; whoever replaces state replaces all of it."""
@@ -89,13 +122,19 @@ class FusedAdamW(_Fused, torch.optim.AdamW):
     def _update(self, group: dict[str, Any], kept: Kept, gradients: list[Tensor]) -> None:
         steps, found_inf = kept.states["step"], getattr(self, "found_inf", None)
         torch._foreach_add_(steps, 1)
+        launches = [partial(self._launch, group, kept, gradients, half) for half in kept.halves]
+        at_the_same_time(kept.parameters[0].device, launches)
+        if found_inf is not None:
+            torch._foreach_sub_(steps, [found_inf] * len(steps))
+
+    def _launch(self, group: dict[str, Any], kept: Kept, gradients: list[Tensor], half: slice) -> None:
         torch._fused_adamw_(
-            kept.parameters,
-            gradients,
-            kept.states["exp_avg"],
-            kept.states["exp_avg_sq"],
+            kept.parameters[half],
+            gradients[half],
+            kept.states["exp_avg"][half],
+            kept.states["exp_avg_sq"][half],
             [],
-            steps,
+            kept.states["step"][half],
             amsgrad=False,
             lr=group["lr"],
             beta1=group["betas"][0],
@@ -104,10 +143,8 @@ class FusedAdamW(_Fused, torch.optim.AdamW):
             eps=group["eps"],
             maximize=False,
             grad_scale=getattr(self, "grad_scale", None),
-            found_inf=found_inf,
+            found_inf=getattr(self, "found_inf", None),
         )
-        if found_inf is not None:
-            torch._foreach_sub_(steps, [found_inf] * len(steps))
 
 
 class FusedSGD(_Fused, torch.optim.SGD):

@@ -10,7 +10,7 @@ ROTARY_BASE = 10000.0
 """Base of the rotation's wavelengths (Su et al. 2021, RoFormer)."""
 
 Rotation = tuple[Tensor, Tensor]
-"""Cosines and sines, each [T, head width / 2]."""
+"""Cosines, and sines that are negative in the first half of the channels; each [T, head width]."""
 
 
 class RotaryPositions(nn.Module):
@@ -22,7 +22,7 @@ class RotaryPositions(nn.Module):
     def __init__(self, head_width: int, context: int) -> None:
         super().__init__()
         self._head_width = head_width
-        table = torch.empty(context, head_width // 2)
+        table = torch.empty(context, head_width)
         # Not persistent: they follow from the shape, and a checkpoint must not fix the context.
         self.register_buffer("cos", table, persistent=False)
         self.register_buffer("sin", table.clone(), persistent=False)
@@ -34,8 +34,8 @@ class RotaryPositions(nn.Module):
         frequencies = ROTARY_BASE ** (-channels / self._head_width)
         positions = torch.arange(self.cos.shape[0], dtype=torch.float32, device=self.cos.device)
         angles = positions[:, None] * frequencies[None, :]
-        self.cos.copy_(angles.cos())
-        self.sin.copy_(angles.sin())
+        self.cos.copy_(angles.cos().repeat(1, 2))
+        self.sin.copy_(torch.cat((-angles.sin(), angles.sin()), dim=1))
 
     def forward(self, length: int) -> Rotation:
         """Angles of the first `length` positions."""
@@ -48,8 +48,7 @@ def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     The pairing is the one of Hugging Face's Llama weights. Done in the table's float32 under autocast.
     """
     cos, sin = rotation
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
+    return (x * cos + x.roll(x.shape[-1] // 2, -1) * sin).to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -68,9 +67,10 @@ class Attention(nn.Module):
         """[B, T, width] to [B, T, width]."""
         batch, length, width = x.shape
         heads = self.qkv(x).view(batch, length, self.num_heads + 2 * self.num_kv_heads, self.head_width).transpose(1, 2)
-        query, key, value = heads.split((self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1)
+        turned, value = heads.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=1)
         if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
+            turned = rotate(turned, rotation)  # queries and keys in one pass
+        query, key = turned.split((self.num_heads, self.num_kv_heads), dim=1)
         grouped = self.num_heads != self.num_kv_heads
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=grouped)
         return self.out(mixed.transpose(1, 2).reshape(batch, length, width))  # type: ignore[no-any-return]

@@ -99,9 +99,9 @@ def _put_back(values: Tensor, labels: Tensor, places: Tensor | None) -> Tensor:
     return values.view(labels.shape)
 
 
-def chunks(x: Tensor, labels: Tensor, num_logits: int) -> list[tuple[Tensor, Tensor]]:
-    """Equal runs of tokens, but for the last one, each with at most CHUNK_LOGITS logits where a token has no more."""
-    most = max(1, CHUNK_LOGITS // num_logits)
+def chunks(x: Tensor, labels: Tensor, num_logits: int, least: int = 1) -> list[tuple[Tensor, Tensor]]:
+    """Equal runs of tokens, but for the last one, each with at most CHUNK_LOGITS logits or `least` tokens."""
+    most = max(1, least, CHUNK_LOGITS // num_logits)
     if most > ROW_MULTIPLE:
         most -= most % ROW_MULTIPLE
     return list(zip(x.split(most), labels.split(most), strict=True))
@@ -131,23 +131,35 @@ class _Layer:
         with torch.autocast(gradient.device.type, enabled=False):  # which would take float32 back to float16
             return gradient @ self._weight.to(self.narrow)
 
-    def for_weight(self, gradient: Tensor, rows: Tensor) -> Tensor:
-        """The weight's gradient, of the logits'."""
+    def for_weight(self, gradient: Tensor, rows: Tensor, before: Tensor | None, wide: torch.dtype) -> Tensor:
+        """The weight's gradient, of the logits', in `wide`; added to what there is from before, in place."""
+        turned, rows = gradient.t(), rows.to(self.narrow)
         with torch.autocast(gradient.device.type, enabled=False):
-            return gradient.t() @ rows.to(self.narrow)
+            if self.narrow == wide:
+                return turned @ rows if before is None else before.addmm_(turned, rows)
+            if gradient.is_cuda and not torch.compiler.is_compiling():  # which cannot follow an out_dtype
+                # The product's own sums, not rounded to half precision, and no pass over memory to add them up.
+                if before is None:
+                    return torch.mm(turned, rows, out_dtype=wide)
+                return torch.addmm(before, turned, rows, out_dtype=wide, out=before)
+            found = turned @ rows
+        return found.to(wide) if before is None else before.add_(found)
 
 
 class _Sums:
     """Gradients of an output layer, summed up chunk by chunk; None where it is not trained."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, wide: torch.dtype, *, trained: bool) -> None:
-        self.weight = torch.zeros_like(weight, dtype=wide) if trained else None
+        self._wide, self._trained = wide, trained
+        self.least = weight.shape[1] // 2 if trained else 1
+        """Fewest tokens of a chunk: adding it up is a pass over the whole weight, which its products must outweigh."""
+        self.weight: Tensor | None = None
         self.bias = torch.zeros_like(bias, dtype=wide) if trained and bias is not None else None
 
     def add(self, layer: _Layer, gradient: Tensor, rows: Tensor) -> None:
         """Take in a chunk's."""
-        if self.weight is not None:
-            self.weight += layer.for_weight(gradient, rows)
+        if self._trained:
+            self.weight = layer.for_weight(gradient, rows, self.weight, self._wide)
         if self.bias is not None:
             self.bias += gradient.sum(0, dtype=self.bias.dtype)
 
@@ -163,7 +175,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         layer, sums = _Layer(weight, bias, dtype), _Sums(weight, bias, wide, trained=trained)
         piece = pieces_for(x.device)
         total, for_x = x.new_zeros((), dtype=wide), []
-        for rows, wanted in chunks(x, labels, weight.shape[0]):
+        for rows, wanted in chunks(x, labels, weight.shape[0], sums.least):
             losses, gradient = piece(layer.logits(rows), wanted, ignored, scale, cap, layer.narrow)
             total = total + losses.sum()
             for_x.append(layer.for_rows(gradient).to(x.dtype))
@@ -207,7 +219,7 @@ class ChunkedTokenLosses(torch.autograd.Function):
         wide = torch.promote_types(dtype, torch.float32)
         layer, sums = _Layer(weight, bias, dtype), _Sums(weight, bias, wide, trained=trained)
         for_x, done = [], 0
-        for rows, wanted in chunks(x, labels, weight.shape[0]):
+        for rows, wanted in chunks(x, labels, weight.shape[0], sums.least):
             _, gradient = losses_and_gradient(layer.logits(rows), wanted, ignored, scale, cap, wide)
             factor = factors[done : done + len(rows), None]
             done += len(rows)

@@ -68,17 +68,20 @@ class GeluMlp(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """SwiGLU (Shazeer 2020): a SiLU gate times a linear layer; `up` holds the gate's rows, then the linear ones."""
+    """SwiGLU (Shazeer 2020): a SiLU gate times a linear layer.
+
+    They are two products: gradients of one would have to be laid side by side, which costs more than it saves.
+    """
 
     def __init__(self, width: int, mlp_width: int) -> None:
         super().__init__()
-        self.up = nn.Linear(width, 2 * mlp_width, bias=False)
+        self.gate = nn.Linear(width, mlp_width, bias=False)
+        self.up = nn.Linear(width, mlp_width, bias=False)
         self.out = nn.Linear(mlp_width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, T, width] to [B, T, width]."""
-        gate, linear = self.up(x).chunk(2, dim=-1)
-        return self.out(F.silu(gate) * linear)  # type: ignore[no-any-return]
+        return self.out(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
 
 
 def _norm(shape: DecoderShape) -> nn.LayerNorm | nn.RMSNorm:
@@ -105,6 +108,20 @@ class Block(nn.Module):
         return x + self.dropout(self.mlp(self.mlp_norm(x)))  # type: ignore[no-any-return]
 
 
+class OutputLayer(nn.Linear):
+    """From states to logits, or with labels to their loss."""
+
+    sharded_alone = True
+    """See fsdp: nothing but its own calls, the last of a pass, reads its weight."""
+
+    def __init__(self, width: int, vocab_size: int) -> None:
+        super().__init__(width, vocab_size, bias=False)
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Tensor | SummedLoss:  # type: ignore[override]
+        """[B, T, width] to [B, T, vocab_size], or with labels [B, T] to the loss."""
+        return super().forward(x) if labels is None else chunked_cross_entropy(x, Output(self.weight), labels)
+
+
 class Decoder(nn.Module):
     """A causal language model; `forward` maps token ids [B, T] to logits [B, T, vocab_size], or to a loss."""
 
@@ -118,7 +135,7 @@ class Decoder(nn.Module):
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
         self.norm = _norm(shape)
         # Tied: no module of its own, so that the state dict holds the matrix once.
-        self.head = None if shape.tie_embeddings else nn.Linear(shape.width, shape.vocab_size, bias=False)
+        self.head = None if shape.tie_embeddings else OutputLayer(shape.width, shape.vocab_size)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -157,10 +174,11 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x = block(x, rotation)
         x = self.norm(x)
+        if self.head is not None:
+            return self.head(x, labels)  # type: ignore[no-any-return]
         if labels is not None:
-            weight = self.tokens.weight if self.head is None else self.head.weight
-            return chunked_cross_entropy(x, Output(weight), labels)
-        return F.linear(x, self.tokens.weight) if self.head is None else self.head(x)
+            return chunked_cross_entropy(x, Output(self.tokens.weight), labels)
+        return F.linear(x, self.tokens.weight)
 
 
 def decoder_from_config(config: DecoderModel, vocab_size: int, context: int) -> Decoder:

@@ -53,14 +53,19 @@ def losses_and_gradient(
     logits = products if (scale, cap) == PLAIN else capped(products.to(wide), Tail(scale, cap))
     logs = torch.log_softmax(logits, -1, dtype=wide)
     picked = logs.gather(1, columns)
+    # Labels' places come last, so that all before is one pass over memory where this is compiled.
+    gradient = logs.masked_fill(~counts[:, None], -torch.inf).exp_()
     # From the logarithm: a probability near 1, less 1, would lose its digits.
-    gradient = logs.exp_().scatter_(1, columns, torch.expm1(picked))
+    at_labels = torch.expm1(picked).where(counts[:, None], 0.0)
     if cap is not None:
-        gradient *= 1 - (logits / cap).square()
+        slope = 1 - (logits / cap).square()
+        gradient *= slope
+        at_labels *= slope.gather(1, columns)
     if scale != 1.0:
         gradient *= scale
-    gradient.masked_fill_(~counts[:, None], 0.0)
-    return (-picked).squeeze(1).where(counts, 0.0), gradient.to(narrow)
+        at_labels *= scale
+    gradient = gradient.to(narrow).scatter_(1, columns, at_labels.to(narrow))
+    return (-picked).squeeze(1).where(counts, 0.0), gradient
 
 
 def pieces_for(device: torch.device) -> Piece:

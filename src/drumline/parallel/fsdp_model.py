@@ -16,7 +16,7 @@ from drumline.config.parallel import FsdpParallel
 from drumline.errors import ConfigError
 from drumline.parallel.fsdp_gradients import groups_of, sum_gradients
 from drumline.parallel.fsdp_shards import Layout, Peers, Shard, local_shard
-from drumline.parallel.fsdp_units import Root, find_units, own_modules, policy_of
+from drumline.parallel.fsdp_units import Root, find_units, is_sharded_alone, own_modules, policy_of
 from drumline.parallel.groups import Groups
 from drumline.parallel.keys import bare_name
 from drumline.parallel.materialise import allocate, check_layouts, layout_of, materialise, on_meta, seeds_of
@@ -151,7 +151,8 @@ class ShardedModel:
             fully_shard(
                 unit,
                 mesh=mesh,
-                reshard_after_forward=not self.keeps_whole and unit is not self.root,
+                # What is called last is needed again at once.
+                reshard_after_forward=not (self.keeps_whole or unit is self.root or is_sharded_alone(unit)),
                 mp_policy=mixed,
                 offload_policy=policy,
                 ignored_params=scalars,

@@ -62,17 +62,24 @@ class Root(nn.Module):
 def find_units(model: nn.Module, min_params: int) -> list[nn.Module]:
     """The modules to shard by themselves, inner ones first; what is in none of them is the root's.
 
-    The blocks that the model repeats, if they have as many parameters; where there are none, the smallest modules
-    that have and are no single layers: a task may use a layer's weight directly, and the output of a linear layer is
-    a view, which whatever changes it in place (ReLU) cuts off from the hooks. One that shares a parameter with what
-    is outside of it (an embedding tied to the head) is left to the root.
+    The blocks that the model repeats, if they have as many parameters, with modules that are `sharded_alone`; where
+    there are none, the smallest modules that have and are no single layers: a task may use a layer's weight directly,
+    and the output of a linear layer is a view, which whatever changes it in place (ReLU) cuts off from the hooks. One
+    that shares a parameter with what is outside of it (an embedding tied to the head) is left to the root.
     """
     try:
         repeated = dict.fromkeys(repeated_blocks(model))
     except ConfigError:
         repeated = {}
     blocks = [block for block in repeated if size(block) >= min_params and not isinstance(block, NEVER_CALLED)]
+    if blocks:
+        blocks += [module for module in model.modules() if is_sharded_alone(module) and size(module) >= min_params]
     return [unit for unit in blocks or by_size(model, min_params) if shares_nothing(unit, model)]
+
+
+def is_sharded_alone(module: nn.Module) -> bool:
+    """Whether it says of itself that nothing but its own calls, the last of a pass, reads its parameters."""
+    return bool(getattr(type(module), "sharded_alone", False))
 
 
 def size(module: nn.Module) -> int:

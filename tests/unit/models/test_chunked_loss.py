@@ -135,11 +135,14 @@ def test_no_labels_give_zero_and_zero_gradients() -> None:
 
 
 def test_chunks_hold_whole_tiles_where_they_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sizes(rows: int, least: int = 1) -> list[int]:
+        return [len(part) for part, _ in chunks(torch.zeros(rows, 2), torch.zeros(rows), VOCABULARY, least)]
+
     monkeypatch.setattr(chunked_loss, "CHUNK_LOGITS", 300 * VOCABULARY)
-    sizes = [len(rows) for rows, _ in chunks(torch.zeros(600, 2), torch.zeros(600), VOCABULARY)]
-    assert sizes == [256, 256, 88]
+    assert sizes(600) == sizes(600, 300) == [256, 256, 88]
+    assert sizes(600, 400) == [384, 216]
     monkeypatch.setattr(chunked_loss, "CHUNK_LOGITS", 3)
-    assert [len(rows) for rows, _ in chunks(torch.zeros(2, 2), torch.zeros(2), VOCABULARY)] == [1, 1]
+    assert sizes(2) == sizes(2, 0) == [1, 1]
 
 
 class Products(TorchDispatchMode):
@@ -150,8 +153,8 @@ class Products(TorchDispatchMode):
         self.rows = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func is torch.ops.aten.mm.default:
-            sizes = {*args[0].shape, *args[1].shape}
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.addmm_.default):
+            sizes = {*args[-2].shape, *args[-1].shape}
             self.rows += min(*(sizes - {WIDTH, VOCABULARY}), 100)
         return func(*args, **kwargs or {})
 

@@ -120,7 +120,8 @@ def test_llama_gives_the_logits_of_transformers_with_the_same_weights() -> None:
         copy(mine.attention.qkv.weight, torch.cat([p.weight for p in projections]))
         copy(mine.attention.out, attention.o_proj)
         copy(mine.mlp_norm, layer.post_attention_layernorm)
-        copy(mine.mlp.up.weight, torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight]))
+        copy(mine.mlp.gate, mlp.gate_proj)
+        copy(mine.mlp.up, mlp.up_proj)
         copy(mine.mlp.out, mlp.down_proj)
     for length in (16, 5):
         torch.testing.assert_close(
@@ -202,7 +203,7 @@ def test_fresh_weights_have_gpt2s_spread(shape: DecoderShape) -> None:
     for name, weight in model.named_parameters():
         if name.endswith("out.weight"):
             assert weight.std().item() == pytest.approx(residual, rel=0.03), name
-        elif name.endswith(("qkv.weight", "up.weight", "head.weight")):
+        elif name.endswith(("qkv.weight", "gate.weight", "up.weight", "head.weight")):
             assert weight.std().item() == pytest.approx(0.02, rel=0.03), name
         elif name.endswith("bias"):
             assert not weight.any(), name
