@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from drumline import Trainer
+from drumline.config.model import DecoderModel
 from drumline.data.label_places import LabelPlaces
 from drumline.data.padding import Pad
 from drumline.models import chunked_loss
 from drumline.models.causal_head import find_tail
+from drumline.models.decoder import Decoder, decoder_from_config
 from drumline.tasks import LanguageModelling
 from tests.rank_pool import RankPool
 from tests.ranks.training import Case, config_of, fresh, largest_difference
@@ -64,9 +66,13 @@ class Packed(Dataset[dict[str, Tensor]]):
         }
 
 
-def train(directory: str, kind: str, packed: bool, chunked: bool) -> Answer:
-    """Losses, evaluation after training, and weights."""
-    torch.manual_seed(0)
+def own_model() -> Decoder:
+    """With an output layer that fsdp shards by itself."""
+    shape = DecoderModel(style="llama", num_layers=2, num_heads=2, width=16, mlp_width=32, tie_embeddings=False)
+    return decoder_from_config(shape, VOCABULARY, 64).double()
+
+
+def llama() -> transformers.LlamaForCausalLM:
     shape = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=16,
@@ -76,14 +82,23 @@ def train(directory: str, kind: str, packed: bool, chunked: bool) -> Answer:
         tie_word_embeddings=True,
         use_cache=False,
     )
-    model = transformers.LlamaForCausalLM(shape).double()
+    return transformers.LlamaForCausalLM(shape).double()
+
+
+def train(directory: str, kind: str, packed: bool, chunked: bool, reshards: str | None = None) -> Answer:
+    """Losses, evaluation after training, and weights; of our own model where it is said when gathered weights go."""
+    torch.manual_seed(0)
+    model = llama() if reshards is None else own_model()
+    tail = (find_tail(model) if reshards is None else True) if chunked else False
     before, chunked_loss.CHUNK_LOGITS = chunked_loss.CHUNK_LOGITS, 5 * VOCABULARY
     rows: Dataset[Any] = Packed(30) if packed else Prompts(60)
     pad = LabelPlaces(Pad({"input_ids": 0, "attention_mask": 0, "labels": -100}, 8))
     parts: dict[str, Any] = {"collate": pad if chunked or not packed else None}
-    task = LanguageModelling(VOCABULARY, chunked_loss=find_tail(model) if chunked else False, exact_match=True)
+    task = LanguageModelling(VOCABULARY, chunked_loss=tail, exact_match=True)
     settings = {"global_batch": 6, "micro_batch": 2, "max_steps": 24, "lr": 0.03, "optimizer": {"name": "adamw"}}
-    parallel = {"kind": kind, "timeout_s": 20, **({"min_params": 100} if kind == "fsdp" else {})}
+    parallel = {"kind": kind, "timeout_s": 20}
+    if kind == "fsdp":
+        parallel |= {"min_params": 100, "reshard_after_forward": reshards or "auto"}
     config = config_of(Case(directory, {"train": settings, "parallel": parallel, "evaluate": {"batch": 4}}))
     losses = []
     try:
@@ -103,8 +118,20 @@ def test_chunked_on_ranks_is_plain_on_one(ranks: RankPool, tmp_path: Path, packe
     ((losses, found, weights),) = ranks.run(1, train, fresh(tmp_path), "single", packed, False, timeout=60)
     assert losses[-1] < losses[0] and 0 < found["exact_match"] < found["accuracy"] < 1
     for kind in ("ddp", "fsdp"):
-        answers = ranks.run(2, train, fresh(tmp_path), kind, packed, True, timeout=60)
-        for other, evaluation, _ in answers:
-            assert other == pytest.approx(losses, rel=0, abs=1e-10)
-            assert evaluation == pytest.approx(found, rel=0, abs=1e-10)
-        assert largest_difference(answers[0][2], weights) < 1e-8
+        assert_alike(ranks.run(2, train, fresh(tmp_path), kind, packed, True, timeout=60), losses, found, weights)
+
+
+@pytest.mark.parametrize("reshards", ["always", "never"])
+def test_an_output_layer_sharded_by_itself(ranks: RankPool, tmp_path: Path, reshards: str) -> None:
+    ((losses, found, weights),) = ranks.run(1, train, fresh(tmp_path), "single", False, False, reshards, timeout=60)
+    assert losses[-1] < losses[0] / 10
+    for chunked in (True, False):
+        answers = ranks.run(2, train, fresh(tmp_path), "fsdp", False, chunked, reshards, timeout=60)
+        assert_alike(answers, losses, found, weights)
+
+
+def assert_alike(answers: list[Answer], losses: list[float], found: dict[str, float], weights: dict[str, Any]) -> None:
+    for other, evaluation, _ in answers:
+        assert other == pytest.approx(losses, rel=0, abs=1e-10)
+        assert evaluation == pytest.approx(found, rel=0, abs=1e-10)
+    assert largest_difference(answers[0][2], weights) < 1e-8

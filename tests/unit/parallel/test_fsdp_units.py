@@ -32,6 +32,18 @@ def test_repeated_blocks_of_enough_parameters() -> None:
     assert find_units(model, 145) == []
 
 
+def test_what_says_that_it_can_is_sharded_beside_the_blocks() -> None:
+    class Last(nn.Linear):
+        sharded_alone = True
+
+    model = Deep()
+    model.head = Last(8, 100, bias=False)
+    assert find_units(model, 100) == [*model.blocks, model.head]
+    assert find_units(model, 801) == []
+    model.head.weight = model.embedding.weight
+    assert find_units(model, 100) == list(model.blocks)
+
+
 def test_a_block_that_is_used_twice_is_one_unit() -> None:
     model, block = Deep(), Block()
     model.blocks = nn.ModuleList([block, block, Block()])
