@@ -51,6 +51,11 @@ class PredictionDir:
         return self.ledger / "facts.json"
 
     @property
+    def checkpoint(self) -> Path:
+        """step: of a run directory the checkpoint that all workers load."""
+        return self.ledger / "checkpoint.json"
+
+    @property
     def windows(self) -> Path:
         """One planned window a file, <number>.json."""
         return self.ledger / "windows"

@@ -15,10 +15,13 @@ import torch
 from drumline.build.trained_model import load_run
 from drumline.config.infer_file import load_inference_config
 from drumline.config.inference import InferenceConfig
+from drumline.config.kept import checkpoint_of
 from drumline.engine.process import expandable_segments
 from drumline.errors import ConfigError, DrumlineError, HardwareError, Interrupted
 from drumline.infer.before_loading import check_named, check_question
+from drumline.infer.ledger_folder import FACTS_LOCK, lock_file
 from drumline.infer.loading import load_model_for, predictor_of
+from drumline.infer.locks import Locks
 from drumline.infer.records import Predictor
 from drumline.infer.rows import prepare_rows
 from drumline.infer.same_threads import SameThreads
@@ -27,8 +30,9 @@ from drumline.infer.work import WorkSettings, work
 from drumline.launcher.independent_child import Start
 from drumline.launcher.notices import Notice, noting
 from drumline.launcher.world import detect_world
+from drumline.manifest import read_manifest
 from drumline.predictions import PredictionDir
-from drumline.rundir import RunDir, read_json
+from drumline.rundir import RunDir, read_json, write_json
 from drumline.track.logs import console_handler, log_to_file
 
 ALONE, AMONG_RANKS = "drumline.launcher.independent_child", "drumline.launcher.child"
@@ -72,11 +76,35 @@ def answer_rows(place: PredictionDir, config: InferenceConfig, start: Start | No
     device = own_device(config, alone=start is not None)
     for each in range(torch.cuda.device_count() if device.type == "cuda" else 0):  # a split model has several
         torch.cuda.set_per_process_memory_fraction(config.hardware.memory_fraction, each)
-    predictor: Predictor = make_predictor(config, device)
+    predictor: Predictor = make_predictor(with_agreed_step(place, config), device)
     if device.type == "cpu":
         predictor = SameThreads(predictor)
     logger.info("%s for %s on %s", config.model.path, config.task.kind, device)
     work(place, predictor, WorkSettings(config, device), stop=asked)
+
+
+def with_agreed_step(place: PredictionDir, config: InferenceConfig) -> InferenceConfig:
+    """The settings, of a run directory with the checkpoint that the first worker found, which all load.
+
+    A worker that comes later, or resumes, would else answer by another one where the run was trained on meanwhile.
+    Raises DataError where there is no such checkpoint, or not any more.
+    """
+    run = RunDir(Path(config.model.path))
+    if not run.config.is_file():
+        return config
+    if not place.checkpoint.is_file():
+        locks = Locks(lock_file(place))
+        try:
+            with locks.held(FACTS_LOCK):
+                if not place.checkpoint.is_file():
+                    path, skipped = checkpoint_of(run, config.model.step)
+                    for line in skipped:
+                        logger.warning("passed over: %s", line)
+                    write_json(place.checkpoint, {"step": read_manifest(path).step})
+        finally:
+            locks.close()
+    step = int(read_json(place.checkpoint)["step"])
+    return config.model_copy(update={"model": config.model.model_copy(update={"step": step})})
 
 
 def make_predictor(config: InferenceConfig, device: torch.device) -> Predictor:

@@ -10,14 +10,16 @@ import torch
 import transformers
 
 from drumline.build.parts import build_trainer, tell
-from drumline.build.predictor import make_predictor
+from drumline.build.predictor import make_predictor, with_agreed_step
 from drumline.build.rows import load_rows
 from drumline.build.trained_model import load_run
 from drumline.config.inference import InferenceConfig
 from drumline.config.load import dump_config
 from drumline.config.schema import RunConfig
-from drumline.errors import ConfigError
+from drumline.errors import ConfigError, DataError
 from drumline.infer.records import Prepared, Row
+from drumline.infer.rows import make_folders
+from drumline.predictions import PredictionDir
 from drumline.rundir import RunDir
 from tests.tiny_models import save_llama
 from tests.unit.build.data import TEXTS, recipe, write_images, write_records
@@ -89,6 +91,26 @@ def test_a_decoder_of_a_run_goes_on_from_the_prompt_as_it_stands(tmp_path: Path)
     assert loaded.tokenizer is not None
     [answer] = answers(make_predictor(settings(run, task), CPU), [Row(0, {"text": "me"})])
     assert answer["new_tokens"] <= 4
+
+
+def test_workers_that_come_later_load_the_checkpoint_of_the_first(tmp_path: Path) -> None:
+    train = write_records(tmp_path / "rows.jsonl", [{"text": each["text"] * 3} for each in TEXTS])
+    model = {"kind": "decoder", "width": 16, "num_layers": 1, "num_heads": 2}
+    config = recipe(tmp_path, "language_modelling", model, train=[train], context=32)
+    config = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"keep": 1})})
+    run, _ = trained(tmp_path, config)
+    first, second = PredictionDir(tmp_path / "first"), PredictionDir(tmp_path / "second")
+    for place in (first, second):
+        make_folders(place)
+    wanted = settings(run, {"kind": "generate", "prompt": {"prompt": "{text}"}})
+    assert with_agreed_step(first, wanted).model.step == 2
+    longer = config.model_copy(update={"train": config.train.model_copy(update={"max_steps": 3})})
+    with build_trainer(longer, run) as trainer:
+        trainer.fit()
+    assert with_agreed_step(first, wanted).model.step == 2
+    assert with_agreed_step(second, wanted).model.step == 3
+    with pytest.raises(DataError, match="no checkpoint of update 2"):
+        make_predictor(with_agreed_step(first, wanted), CPU)
 
 
 def test_chats_are_asked_with_the_template_that_was_learned_with(tmp_path: Path) -> None:
