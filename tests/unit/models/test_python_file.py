@@ -21,13 +21,17 @@ FACTS = DataFacts(classes=("a", "b", "c"))
 
 @pytest.fixture(autouse=True)
 def import_system() -> Iterator[None]:
-    """What importing a file leaves behind is taken back."""
-    path, modules = list(sys.path), set(sys.modules)
+    """What importing a file leaves behind is taken back, and what other tests of this process have left."""
+    path = list(sys.path)
+    forget_files()
     yield
     sys.path[:] = path
-    for name in set(sys.modules) - modules:
-        if name.startswith(("my_", "model_file_")):
-            del sys.modules[name]
+    forget_files()
+
+
+def forget_files() -> None:
+    for name in [name for name in sys.modules if name.startswith(("my_", "model_file_"))]:
+        del sys.modules[name]
 
 
 def write(folder: Path, text: str, name: str = "my_model.py") -> Path:
