@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from drumline import DrumlineError, StepInfo, Trainer, World
+from drumline.parallel.groups import make_store
 from tests.rank_pool import RankError, RankPool
 from tests.ranks.failing import failures_of
 from tests.ranks.training import Case, MaskedRegression, MaskedRows, config_of, fresh, make_model, train
@@ -122,6 +124,31 @@ def test_explicit_worlds_one_after_the_other(
         assert len(runs) == 4
         for losses in runs:
             assert losses == pytest.approx(expected, abs=1e-10)
+
+
+def start_in_vain_on_one(directory: str) -> list[float]:
+    """Train after a start of a group that failed on rank 1 alone."""
+    if os.environ["RANK"] == "1":
+        with pytest.raises(RuntimeError, match=r"(?i)wait timeout"):
+            dist.init_process_group(
+                "gloo", init_method=f"file://{directory}-store", rank=1, world_size=2, timeout=timedelta(seconds=0.2)
+            )
+    with trainer_of(directory) as trainer:
+        return losses_of(trainer)
+
+
+def test_a_start_that_failed_on_one_rank_is_forgotten(ranks: RankPool, tmp_path: Path, expected: list[float]) -> None:
+    for losses in ranks.run(2, start_in_vain_on_one, fresh(tmp_path)):
+        assert losses == pytest.approx(expected, abs=1e-10)
+
+
+def test_each_meeting_at_a_file_has_its_own(tmp_path: Path) -> None:
+    """What leaves the one before as the last removes that, when others may be in the next already."""
+    world = World(0, 2, 0, 2, f"file://{tmp_path}/store")
+    stores = [make_store(world, timedelta(seconds=5), generation) for generation in (0, 1)]
+    stores[1].set("there", "yes")
+    (tmp_path / "store").unlink()  # in the very moment in which it was the last one's
+    assert make_store(world, timedelta(seconds=5), 1).get("there") == b"yes"
 
 
 def use_again(directory: str) -> list[dict[str, float]]:

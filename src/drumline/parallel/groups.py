@@ -261,7 +261,9 @@ def open_groups(world: World, device: torch.device, backend: str, timeout_s: flo
     generation = _meetings[key]
     owns_default = not dist.is_initialized()
     if owns_default:
-        store, side = meet(world, timeout_s, f"{world.run_id}/{world.size}/{generation}")
+        store, side = meet(world, timeout_s, generation)
+        # A start that failed has counted too, maybe on some ranks only, which would then look for each other in vain.
+        dist.distributed_c10d._world.group_count = 0
         both = "cpu:gloo,cuda:nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
         dist.init_process_group(
             both, store=dist.PrefixStore("groups", store), rank=world.rank, world_size=world.size, timeout=limit
@@ -299,15 +301,16 @@ def check_default(world: World) -> None:
         )
 
 
-def meet(world: World, timeout_s: float, prefix: str) -> tuple[dist.Store, StoreChannel]:
+def meet(world: World, timeout_s: float, generation: int) -> tuple[dist.Store, StoreChannel]:
     """Connect to the store, and wait there for every rank.
 
     Where rank 0 serves the store, another rank may still reach the one of the run before, which is about to go; then
     it tries again.
     """
     deadline = time.monotonic() + timeout_s
+    prefix = f"{world.run_id}/{world.size}/{generation}"
     while True:
-        store = dist.PrefixStore(prefix, make_store(world, timedelta(seconds=timeout_s)))
+        store = dist.PrefixStore(prefix, make_store(world, timedelta(seconds=timeout_s), generation))
         side = StoreChannel(store, world.rank, world.size, timeout_s)
         try:
             side.exchange("start")
@@ -319,11 +322,15 @@ def meet(world: World, timeout_s: float, prefix: str) -> tuple[dist.Store, Store
                 ) from error
 
 
-def make_store(world: World, limit: timedelta) -> dist.Store:
-    """Connect to the store that the world's init_method names, serving it on rank 0 where nobody does yet."""
+def make_store(world: World, limit: timedelta, generation: int) -> dist.Store:
+    """Connect to the store that the world's init_method names, serving it on rank 0 where nobody does yet.
+
+    generation: how often these processes have met there. Each time they do so in a file of its own: whoever leaves the
+    last one removes it, while others may be in the next already.
+    """
     method = world.init_method or ""
     if method.startswith("file://"):
-        return dist.FileStore(method.removeprefix("file://"), world.size)
+        return dist.FileStore(method.removeprefix("file://") + (f".{generation}" if generation else ""), world.size)
     served, _, address = method.partition("://")
     host, _, port = address.rpartition(":")
     if served not in ("agent", "tcp") or not host or not port.isdigit():
