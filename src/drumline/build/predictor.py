@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
@@ -76,18 +77,21 @@ def answer_rows(place: PredictionDir, config: InferenceConfig, start: Start | No
     device = own_device(config, alone=start is not None)
     for each in range(torch.cuda.device_count() if device.type == "cuda" else 0):  # a split model has several
         torch.cuda.set_per_process_memory_fraction(config.hardware.memory_fraction, each)
-    predictor: Predictor = make_predictor(with_agreed_step(place, config), device)
+    predictor: Predictor = make_predictor(with_agreed_step(place, config, asked), device)
     if device.type == "cpu":
         predictor = SameThreads(predictor)
     logger.info("%s for %s on %s", config.model.path, config.task.kind, device)
     work(place, predictor, WorkSettings(config, device), stop=asked)
 
 
-def with_agreed_step(place: PredictionDir, config: InferenceConfig) -> InferenceConfig:
+def with_agreed_step(
+    place: PredictionDir, config: InferenceConfig, stop: Callable[[], bool] = lambda: False
+) -> InferenceConfig:
     """The settings, of a run directory with the checkpoint that the first worker found, which all load.
 
     A worker that comes later, or resumes, would else answer by another one where the run was trained on meanwhile.
-    Raises DataError where there is no such checkpoint, or not any more.
+    Raises DataError where there is no such checkpoint, or not any more, Interrupted where `stop` comes while another
+    worker finds it.
     """
     run = RunDir(Path(config.model.path))
     if not run.config.is_file():
@@ -95,7 +99,9 @@ def with_agreed_step(place: PredictionDir, config: InferenceConfig) -> Inference
     if not place.checkpoint.is_file():
         locks = Locks(lock_file(place))
         try:
-            with locks.held(FACTS_LOCK):
+            with locks.held(FACTS_LOCK, stop) as held:
+                if not held:
+                    raise Interrupted(ASKED)
                 if not place.checkpoint.is_file():
                     path, skipped = checkpoint_of(run, config.model.step)
                     for line in skipped:

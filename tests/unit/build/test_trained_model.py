@@ -16,7 +16,9 @@ from drumline.build.trained_model import load_run
 from drumline.config.inference import InferenceConfig
 from drumline.config.load import dump_config
 from drumline.config.schema import RunConfig
-from drumline.errors import ConfigError, DataError
+from drumline.errors import ConfigError, DataError, Interrupted
+from drumline.infer.ledger_folder import FACTS_LOCK, lock_file
+from drumline.infer.locks import Locks
 from drumline.infer.records import Prepared, Row
 from drumline.infer.rows import make_folders
 from drumline.predictions import PredictionDir
@@ -103,6 +105,10 @@ def test_workers_that_come_later_load_the_checkpoint_of_the_first(tmp_path: Path
     for place in (first, second):
         make_folders(place)
     wanted = settings(run, {"kind": "generate", "prompt": {"prompt": "{text}"}})
+    locks = Locks(lock_file(first))
+    with locks.held(FACTS_LOCK), pytest.raises(Interrupted):  # who is asked to stop does not wait for another worker
+        with_agreed_step(first, wanted, lambda: True)
+    locks.close()
     assert with_agreed_step(first, wanted).model.step == 2
     longer = config.model_copy(update={"train": config.train.model_copy(update={"max_steps": 3})})
     with build_trainer(longer, run) as trainer:
