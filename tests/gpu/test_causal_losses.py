@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from drumline.config.model import AdapterConfig, HuggingFaceModel
 from drumline.data.label_places import with_places
 from drumline.models.adapters import with_adapter
+from drumline.models.attention_choice import set_attention
 from drumline.models.causal_head import find_tail
 from drumline.models.reference import add_reference
 from drumline.models.token_losses import PLAIN, Tail, losses_and_gradient, pieces_for
@@ -101,6 +102,7 @@ def test_chunked_is_near_plain_and_takes_less_memory(learned: int) -> None:
     batch = on_gpu(rows(learned))
     for chunked in (False, PLAIN):
         model = make().to(CUDA)
+        set_attention(model, "varlen")  # as a run does on a GPU: with sdpa transformers looks at the ids' positions
         task = LanguageModelling(VOCABULARY, chunked_loss=chunked)
         one_pass(model, task, batch)  # compiles
         model.zero_grad()
@@ -126,6 +128,7 @@ def test_preferences_begin_at_log_two_without_waiting(adapted: bool) -> None:
     settings = HuggingFaceModel(path="none", random_weights=True, adapter=adapter)
     model = with_adapter(make(), settings, "causal")
     add_reference(model, settings)
+    set_attention(model, "varlen")
     model.to(CUDA).train()
     task = Preference(VOCABULARY, tail=find_tail(model))
     batch = on_gpu({"chosen": rows(100), "rejected": rows(100, seed=1)})

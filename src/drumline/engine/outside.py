@@ -56,10 +56,16 @@ class Outside:
     def look(self) -> str | None:
         """Why this rank should stop; None: go on. What was found once stays."""
         if self._found is None:
-            self._found = self._by_signal() or self._by_time() or self._by_request()
-            if self._found is not None:
-                logger.warning("%s: the run is saved and ends (a second SIGINT or SIGTERM: at once)", self._found)
+            found = self._by_signal() or self._by_time() or self._by_request()
+            if found is not None:
+                self.stop_is_agreed(found)
         return self._found
+
+    def stop_is_agreed(self, reason: str) -> None:
+        """Say once on each rank that the run ends, also where another rank was asked first."""
+        if self._found is None:
+            self._found = reason
+            logger.warning("%s: the run is saved and ends (a second SIGINT or SIGTERM: at once)", reason)
 
     def wants_restart(self) -> str | None:
         """Why the run should go on in new processes; None: nobody asks. What was found once stays."""

@@ -34,8 +34,8 @@ from drumline.track.protocol import Tracker
 
 logger = logging.getLogger("drumline")
 
-_RESTART = 2
-"""Place of a restart among the kinds of stops: 0 is the user's own code, 1 a signal, a request or a time limit."""
+_OUTSIDE, _RESTART = 1, 2
+"""Places among the kinds of stops, see `Run.asks`: 0 is the user's own code, 1 a signal, a request or a time limit."""
 
 
 @dataclass
@@ -221,6 +221,8 @@ class Run:
             # What the user's code asked for goes first: that run is done, and need not be resumed. A restart goes last.
             self.reason, kind = min(stops, key=lambda stop: stop[1])
             self.interrupted, self.restarts = kind > 0, kind == _RESTART
+            if kind == _OUTSIDE:
+                self.outside.stop_is_agreed(self.reason)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Around what is not training (evaluation, checkpoint): the GPUs' records tell it apart."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -58,13 +59,29 @@ def work(
     ledger = Ledger(directory.path, name, asked)
     try:
         if not ledger.is_done:
-            _answer_all(directory, ledger, predictor, settings, (name, asked))
+            with _attention_of_any_width():
+                _answer_all(directory, ledger, predictor, settings, (name, asked))
         if not ledger.is_done:
             raise Interrupted(ASKED)
     finally:
         ledger.close()
     if not write_final(directory, settings.config, columns, stop=asked):
         raise Interrupted(ASKED)
+
+
+@contextmanager
+def _attention_of_any_width() -> Iterator[None]:
+    """Inside, torch's attention is not cuDNN's, which builds a plan for each shape that it meets first.
+
+    Nearly every batch of a prediction has a width of its own: on an H200, 20,000 rows through MiniLM's shape took 5.9 s
+    with it and 1.9 s without.
+    """
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
 
 
 def _answer_all(

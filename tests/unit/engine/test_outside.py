@@ -42,6 +42,15 @@ def test_a_signal_is_found_and_told_once(caplog: pytest.LogCaptureFixture) -> No
     assert len(caplog.records) == 1
 
 
+def test_what_another_rank_was_asked_for_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    notice = Notice()
+    outside = Outside(notice)
+    outside.stop_is_agreed("interrupted by SIGINT")
+    notice.take(signal.SIGINT)
+    assert outside.look() == "interrupted by SIGINT"
+    assert [record.getMessage().partition(":")[0] for record in caplog.records] == ["interrupted by SIGINT"]
+
+
 def test_requests_are_read_once_a_second_and_heeded_once(tmp_path: Path) -> None:
     clock = Clock()
     outside = Outside(requests=tmp_path, clock=clock)

@@ -59,6 +59,15 @@ def test_the_facts_are_settled_before_the_first_batch(tmp_path: Path) -> None:
     assert seen[0] == {"tokens": 64, "longest": max(map(len, ROWS[:40]))}
 
 
+def test_attention_is_not_planned_for_each_width(tmp_path: Path) -> None:
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    seen: list[bool] = []
+    toy = Toy(hook=lambda rows, num, width: seen.append(torch.backends.cuda.cudnn_sdp_enabled()))
+    answer(tmp_path / "out.jsonl", ROWS, toy)
+    assert seen and not any(seen)
+    assert torch.backends.cuda.cudnn_sdp_enabled() == before
+
+
 @pytest.mark.parametrize("num_workers", [2, 3])
 def test_any_number_of_workers_give_the_same_bytes(tmp_path: Path, num_workers: int) -> None:
     alone = answer(tmp_path / "alone.jsonl", ROWS)
