@@ -131,7 +131,7 @@ class Board:
         if cancelled is None:
             raise _no_job(job_id)
         self.note("job.cancel", who, job_id)
-        self._wake()
+        self._jobs_changed()
         return cancelled
 
     def give_up(self, fits: Callable[[Job], bool], who: Who) -> tuple[Job, ...]:
@@ -347,8 +347,12 @@ class Board:
             shutil.rmtree(folder, ignore_errors=True)
             return kept
         self.note("job.retry" if job.retry_of else "job.submit", who, job.id)
-        self._wake()
+        self._jobs_changed()
         return kept
+
+    def _jobs_changed(self) -> None:
+        self.queue.look_again()
+        self._wake()
 
     def note(self, event: str, who: Who, what: str) -> None:
         """Write into the audit log that somebody did something, as event "job.cancel" to what "job-20260102-…"."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 KEPT_S = 1.0
 """How long an order is used: the scheduler decides as often."""
+SEEN_S = 0.1
+"""How long nobody asks the store again whether another process added a job or removed one."""
 LONG = 2000
 """Jobs in a queue whose order is not made anew before KEPT_S for a job that came or went."""
 
@@ -41,6 +43,7 @@ class Queue:
         self._policy = policy
         self._steady = steady
         self._order: _Order | None = None
+        self._counted = -SEEN_S
         self._turn = threading.Lock()
 
     def jobs(self) -> tuple[Job, ...]:
@@ -56,9 +59,17 @@ class Queue:
         places = self._look(waiting).places if waiting else {}
         return {job_id: places[job_id] for job_id in waiting if job_id in places}
 
+    def look_again(self) -> None:
+        """A job came or went, as this process knows."""
+        self._counted = self._steady() - SEEN_S
+
     def _look(self, waiting: Sequence[str]) -> _Order:
         """The order as it is, or was a moment ago. waiting: jobs that should be in it."""
+        order, now = self._order, self._steady()
+        if order is not None and now < self._counted + SEEN_S and not self._is_old(order, order.num_queued, waiting):
+            return order
         num_queued = self._store.jobs.counts().get("queued", 0)
+        self._counted = now
         with self._turn:
             order = self._order
             if order is None or self._is_old(order, num_queued, waiting):

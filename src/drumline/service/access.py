@@ -26,6 +26,11 @@ READING = frozenset({"GET", "HEAD", "OPTIONS"})
 LOCAL = Who(owner="local", role="admin")
 """Whoever asks without a key on loopback: the machine's own user."""
 
+KEPT_S = 0.25
+"""How long a key that was found is taken for what it was, without asking the store: so long one opens at most that
+another process has revoked meanwhile."""
+MOST_KEPT = 1000
+
 FIX = "send a key as `Authorization: Bearer dl_...`; `drumline tokens create` makes one"
 _SECRET = re.compile(r"[\x21-\x7e]{8,200}")
 
@@ -72,6 +77,8 @@ class Access:
         self._is_open = config.access.keys == "off" or (config.access.keys == "auto" and is_loopback(config.host))
         check_keys(config)
         self.refusals = Refusals(lambda *entry: store.log.audit(*entry), clock)
+        self._kept: dict[str, tuple[Key, float]] = {}
+        """By their hashes, keys and logins that were found, and when."""
 
     def caller(self, asking: Asking) -> Caller:
         """Who asks: by its key if there is one, by the page's cookie, or on loopback as the machine's own user."""
@@ -108,6 +115,15 @@ class Access:
                 raise Unauthorized("the header Authorization holds no bearer key", FIX)
         return None if given is None else given.strip()
 
+    def knows(self, asking: Asking) -> bool:
+        """Whether `caller` has no need of the store, which takes time. Raises Unauthorized as it does."""
+        secret = self.secret_of(asking) or asking.cookies.get(COOKIE)
+        return not secret or self._kept_key(hash_of(secret), self._clock()) is not None
+
+    def forget(self) -> None:
+        """Look at every key anew from now on: one was revoked."""
+        self._kept.clear()
+
     def is_valid(self, caller: Caller) -> bool:
         """Whether the key or login by which somebody came still opens anything. Raises StoreError."""
         key_id = caller.session or caller.who.key_id
@@ -134,14 +150,27 @@ class Access:
         return caller
 
     def _key_of(self, secret: str, kind: KeyKind) -> Key | None:
-        return find_key(self._store, secret, kind, self._clock())
+        now, hashed = self._clock(), hash_of(secret)
+        key = self._kept_key(hashed, now)
+        if key is None:
+            key = find_key(self._store, secret, kind, now)
+            if key is None:
+                return None
+            self._store.keys.touch(key, now)
+            if len(self._kept) >= MOST_KEPT:
+                self._kept.clear()
+            self._kept[hashed] = key, now
+        return key if key.kind == kind else None
+
+    def _kept_key(self, hashed: str, now: float) -> Key | None:
+        key, found = self._kept.get(hashed, (None, 0.0))
+        return key if key is not None and 0 <= now - found < KEPT_S and key.is_valid(now) else None
 
     def _of_secret(self, secret: str, by: Literal["key", "cookie"]) -> Caller:
         key = self._key_of(secret, "session" if by == "cookie" else "key")
         if key is None:
             what = "the login has ended" if by == "cookie" else "the API key is unknown, revoked or past its end"
             raise Unauthorized(what, "log in again" if by == "cookie" else FIX)
-        self._store.keys.touch(key, self._clock())
         who = Who(key.owner, key.role, key.parent or key.id)
         return Caller(who, by, key.parent or key.id, key.id if by == "cookie" else None)
 

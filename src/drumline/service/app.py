@@ -22,7 +22,7 @@ from drumline.service.headers import add_security_headers
 from drumline.service.housekeeping import kept_house
 from drumline.service.opening import open_service
 from drumline.service.problems import answer_to
-from drumline.service.routes import api_router
+from drumline.service.routes import add_api
 from drumline.service.schema import with_problems_named
 from drumline.service.state import Service
 
@@ -51,7 +51,7 @@ def make_router(config: ServiceConfig | None = None, *, opener: Opener = open_se
             await run_in_threadpool(service.close)
 
     router = APIRouter(lifespan=lifespan, generate_unique_id_function=operation_id)
-    router.include_router(api_router())
+    add_api(router)
     return router
 
 

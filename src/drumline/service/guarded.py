@@ -241,7 +241,7 @@ async def _admit(service: Service, request: Request, *, needs_key: bool) -> Call
         address = client or "local"
         try:
             has_secret = "authorization" in headers or "x-api-key" in headers or bool(asking.cookies)
-            if has_secret:  # the store is asked, which may wait
+            if has_secret and not service.access.knows(asking):  # the store is asked, which may wait
                 caller = await run_in_threadpool(service.access.caller, asking)
             else:
                 caller = service.access.caller(asking)

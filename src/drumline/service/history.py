@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from drumline.rundir import RunDir, read_lines
+from drumline.service.views import finite
 
 MOST_RECORDS = 1000
 """Of a job's answer. All of them are at its `metrics`."""
@@ -16,7 +17,7 @@ KINDS = ("train", "eval")
 
 
 def training_history(run: Path) -> tuple[Mapping[str, Any], ...]:
-    """Log lines and evaluations; of more than MOST_RECORDS evenly spread ones, first and last among them."""
+    """Log lines and evaluations, null for what is not finite; of more than MOST_RECORDS some, first and last too."""
     metrics = RunDir(run).metrics
     try:
         status = os.stat(metrics)  # noqa: PTH116  # read anew only when it is another file
@@ -27,7 +28,8 @@ def training_history(run: Path) -> tuple[Mapping[str, Any], ...]:
 
 @lru_cache(maxsize=64)
 def _read(metrics: Path, *_version: int) -> tuple[Mapping[str, Any], ...]:
-    return spread([record for record in read_lines(metrics) if record.get("kind") in KINDS], MOST_RECORDS)
+    records = [record for record in read_lines(metrics) if record.get("kind") in KINDS]
+    return tuple(finite(record) for record in spread(records, MOST_RECORDS))
 
 
 def spread(records: list[dict[str, Any]], most: int) -> tuple[Mapping[str, Any], ...]:

@@ -52,6 +52,8 @@ class Service:
     rates: Rates
     streams: Streams
     job_lists: JobLists = field(default_factory=JobLists)
+    bases: dict[str, str] = field(default_factory=dict)
+    """See `base_of`; by the root paths under which it is reached."""
     reading: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(READERS))
     """Taken by an answer out of the store while it is made."""
     began: float = field(default_factory=time.time)
@@ -134,8 +136,10 @@ async def who_of(request: Request) -> Who:
 
 async def base_of(request: Request) -> str:
     """Where the service's paths begin, "" or as "/api/v1": mounted, behind a prefix or a proxy's root path."""
-    path = request.url_for("drumline_list_jobs").path
-    return path.removesuffix("/jobs")
+    bases, root = service_of(request).bases, request.scope.get("root_path", "")
+    if root not in bases:
+        bases[root] = request.url_for("drumline_list_jobs").path.removesuffix("/jobs")
+    return bases[root]
 
 
 async def _service(request: Request) -> Service:

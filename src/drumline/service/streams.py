@@ -32,6 +32,10 @@ LINES = 500
 """Sent at once."""
 MOST_PARTS = 4
 """Of one source that are kept in mind; those who listen to what is new are at one place."""
+AT_ONCE = 8
+"""Listeners that are woken together: to send to hundreds takes a tenth of a second, and others are to be answered."""
+WAKING_S = LOOK_S / 2
+"""Over which all of them are woken."""
 END = "end"
 
 
@@ -68,15 +72,26 @@ class _Watched:
     state: tuple[int, int] | None = None
     """Inode and size, as seen last."""
     has_ended: bool = False
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    num_changes: int = 0
+    waiting: list[asyncio.Future[None]] = field(default_factory=list)
+    """One a listener that has all there is."""
     parts: dict[tuple[Place, bool], asyncio.Task[_Part]] = field(default_factory=dict)
     """What was read since the last change, by place: who listens from there too takes the same."""
 
-    def wake(self) -> None:
-        """Let all who wait look; they take the next event to wait for."""
+    def change(self) -> list[asyncio.Future[None]]:
+        """There is something new: who waits is to be woken."""
         self.parts = {}
-        self.changed.set()
-        self.changed = asyncio.Event()
+        self.num_changes += 1
+        waiting, self.waiting = self.waiting, []
+        return waiting
+
+    async def wait(self, num_changes: int, most_s: float) -> None:
+        """Until there were more changes than so many. Raises TimeoutError after a while."""
+        if self.num_changes == num_changes:
+            woken = asyncio.get_running_loop().create_future()
+            self.waiting.append(woken)
+            async with asyncio.timeout(most_s):
+                await woken
 
     async def part(self, source: Source, place: Place, *, is_final: bool) -> _Part:
         """What follows a place, read once for all who are there."""
@@ -86,7 +101,9 @@ class _Watched:
                 self.parts = {}
             task = asyncio.create_task(run_in_threadpool(read_part, source, place, is_final=is_final))
             self.parts[place, is_final] = task
-        return await asyncio.shield(task)  # one listener that goes takes it from no other
+        return (
+            task.result() if task.done() else await asyncio.shield(task)
+        )  # one listener that goes takes it from no other
 
 
 class Streams:
@@ -125,7 +142,7 @@ class Streams:
                         return
                     due = time.monotonic() + VALID_S
                 # Both before reading: what came meanwhile is then looked at again.
-                is_final, changed = watched.has_ended, watched.changed
+                is_final, num_changes = watched.has_ended, watched.num_changes
                 part = await watched.part(source, place, is_final=is_final)
                 place = part.place
                 if part.events:
@@ -136,7 +153,7 @@ class Streams:
                     yield format_sse_event(event=END, data_str="{}", id=str(place))
                     return
                 try:
-                    await asyncio.wait_for(changed.wait(), min(HEARTBEAT_S, max(0.0, due - time.monotonic())))
+                    await watched.wait(num_changes, min(HEARTBEAT_S, max(0.0, due - time.monotonic())))
                 except TimeoutError:
                     yield b": still here\n\n"
         finally:
@@ -171,12 +188,14 @@ class Streams:
             except DrumlineError as error:  # the store cannot be reached now; it is asked again
                 logger.warning("streams wait: %s", error.problem)
                 continue
+            woken: list[asyncio.Future[None]] = []
             for source, watched in running.items():
                 has_ended = source.job_id in ended
                 if has_ended or self.closing.is_set() or states[source] != watched.state:
                     watched.state = states[source]
                     watched.has_ended |= has_ended  # somebody who came meanwhile may know better
-                    watched.wake()
+                    woken += watched.change()
+            await _wake(woken)
 
     def _look(self, sources: list[Source], with_jobs: bool) -> tuple[set[str], dict[Source, tuple[int, int] | None]]:
         """Which jobs have ended, and then how their files are; in a thread, as disks and the store may be slow."""
@@ -200,6 +219,17 @@ def encode(piece: Piece, *, is_records: bool) -> bytes:
             data = json.dumps(told, ensure_ascii=False)
             events.append(format_sse_event(event="record" if is_records else "line", data_str=data, id=str(place)))
     return b"".join(events)
+
+
+async def _wake(waiting: list[asyncio.Future[None]]) -> None:
+    """Let those who wait go on, a few at a time."""
+    pause_s = WAKING_S * AT_ONCE / max(AT_ONCE, len(waiting))
+    for begin in range(0, len(waiting), AT_ONCE):
+        if begin:
+            await asyncio.sleep(pause_s)
+        for each in waiting[begin : begin + AT_ONCE]:
+            if not each.done():  # who left has cancelled it
+                each.set_result(None)
 
 
 def _still_may(is_valid: Callable[[], bool]) -> bool:

@@ -202,7 +202,7 @@ def job_view(job: Job, base: str, position: int | None = None) -> JobView:
     return JobView.model_validate(job_values(job, base, position))
 
 
-def job_detail(
+def detail_values(
     job: Job,
     base: str,
     history: Sequence[Mapping[str, Any]] | None,
@@ -210,14 +210,17 @@ def job_detail(
     position: int | None = None,
     log_sources: list[str] | None = None,
     note: str = "",
-) -> JobDetail:
-    """What the job's own address tells. history: records of metrics.jsonl, of an ended job."""
-    told = None if history is None else [finite(record) for record in history]
+) -> dict[str, Any]:
+    """A JobDetail, as plain values that JSON has. history: finite records of metrics.jsonl, of an ended job."""
     summary = finite(job.result.get("summary"))
-    summary = summary if isinstance(summary, dict) else None
-    values = {"training_history": told, "summary": summary, "log_sources": log_sources, "note": note}
-    made = {"defaults_version": job.work.defaults_version}
-    return JobDetail.model_validate({**job_values(job, base, position), **made, **values})
+    return {
+        **job_values(job, base, position),
+        "training_history": history,
+        "summary": summary if isinstance(summary, dict) else None,
+        "log_sources": log_sources,
+        "defaults_version": job.work.defaults_version,
+        "note": note,
+    }
 
 
 def timestamp(time: float | None) -> str | None:

@@ -12,7 +12,7 @@ import pytest
 
 from drumline.config.service import SchedulingConfig
 from drumline.jobs import queue_order
-from drumline.jobs.queue_order import KEPT_S, Queue
+from drumline.jobs.queue_order import KEPT_S, SEEN_S, Queue
 from drumline.jobs.records import Device, Inventory, Job, Resources, Work
 from drumline.jobs.scheduler import decide
 from drumline.jobs.store import Store, open_store
@@ -96,15 +96,19 @@ def test_the_order_is_made_once_for_all_who_ask_within_a_second(watched: Watched
     assert watched.made == 2
 
 
-def test_a_job_that_comes_or_goes_is_seen_at_once(watched: Watched) -> None:
+def test_a_job_that_comes_is_seen_at_once_and_one_that_goes_soon(watched: Watched) -> None:
     first, second = watched.add("first", ago=9), watched.add("second")
     assert watched.queue.places([second]) == {"second": 2}
     watched.store.jobs.update("first", lambda job: replace(job, state="cancelled", ended=1.0))
+    assert watched.queue.places([second]) == {"second": 2}
+    watched.queue.look_again()
     assert watched.queue.places([second]) == {"second": 1}
     third = watched.add("third", priority=1)
     assert watched.queue.places([second, third]) == {"third": 1, "second": 2}
     watched.store.jobs.update("third", lambda job: replace(job, state="cancelled", ended=1.0))
-    fourth = watched.add("fourth", priority=1)  # as many as before
+    watched.now += SEEN_S
+    assert watched.queue.places([second]) == {"second": 1}
+    fourth = watched.add("fourth", priority=1)
     assert watched.queue.places([first, second, fourth]) == {"fourth": 1, "second": 2}
 
 

@@ -10,7 +10,7 @@ import pytest
 from drumline.config.service import ServiceConfig
 from drumline.errors import ConfigError, Forbidden, Unauthorized
 from drumline.jobs.store import Key, Store
-from drumline.service.access import COOKIE, Access, Asking, check_keys, hash_of, is_loopback
+from drumline.service.access import COOKIE, KEPT_S, Access, Asking, check_keys, hash_of, is_loopback
 
 NOW = 1000.0
 LOCAL = {"host": "localhost:8000"}
@@ -89,6 +89,32 @@ def test_a_key_says_who_asks(header: str) -> None:
 def test_a_key_that_is_none_is_refused_on_loopback_too(given: dict[str, str]) -> None:
     with pytest.raises(Unauthorized):
         access(key("dl_secret_of_ann")).caller(asking(**given))
+
+
+def test_a_key_is_looked_up_once_in_a_moment_and_anew_after_a_revocation() -> None:
+    secret, now = "dl_secret_of_ann", [NOW]
+    found = key(secret)
+    store = KeysOnly(found)
+    tried = Access(ServiceConfig(host="0.0.0.0"), cast("Store", store), lambda: now[0])
+    comes, logged_in = asking(x_api_key=secret), asking(cookie=secret)
+    assert not tried.knows(comes)
+    for _ in range(3):
+        assert tried.caller(comes).name == "key-1" and tried.knows(comes)
+    assert store.keys.touched == ["key-1"]
+    with pytest.raises(Unauthorized):  # a key is no login, kept or not
+        tried.caller(logged_in)
+    store.keys.by_hash[found.hash] = replace(found, revoked=NOW)  # by another process
+    now[0] += KEPT_S / 2
+    assert tried.caller(comes).name == "key-1"
+    now[0] += KEPT_S
+    with pytest.raises(Unauthorized):
+        tried.caller(comes)
+    store.keys.by_hash[found.hash] = found
+    tried.caller(comes)
+    store.keys.by_hash[found.hash] = replace(found, revoked=NOW)
+    tried.forget()  # by this one
+    with pytest.raises(Unauthorized):
+        tried.caller(comes)
 
 
 @pytest.mark.parametrize("values", [{"revoked": NOW - 1}, {"expires": NOW}, {"kind": "session"}])

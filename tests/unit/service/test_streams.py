@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -127,3 +128,19 @@ def test_who_may_no_longer_listen_hears_nothing_more_and_no_end(
     events, num_open = asyncio.run(asyncio.wait_for(listen(), 10))
     assert {event.name for event in events} == {"record"} and num_open == 0
     assert len(asked) == 4 and threading.get_ident() not in asked
+
+
+def test_many_listeners_are_woken_a_few_at_a_time() -> None:
+    async def watch() -> list[int]:
+        waiting = [asyncio.get_running_loop().create_future() for _ in range(5 * streams_module.AT_ONCE)]
+        waiting[1].cancel()  # its listener left
+        task, seen = asyncio.create_task(streams_module._wake(waiting)), []
+        while not task.done():
+            await asyncio.sleep(0)
+            seen.append(sum(each.done() for each in waiting))
+        await task
+        return seen
+
+    seen = asyncio.run(watch())
+    steps = {later - earlier for earlier, later in itertools.pairwise(seen)}
+    assert seen[-1] == 5 * streams_module.AT_ONCE and max(steps) <= streams_module.AT_ONCE

@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 import pytest
+from pydantic_core import to_json
 
 from drumline.jobs.records import Job, Resources, Work
-from drumline.service.views import finite, job_detail, job_values, job_view, timestamp
+from drumline.service.views import JobDetail, detail_values, finite, job_values, job_view, timestamp
 
 
 def job(**values: Any) -> Job:
@@ -49,8 +50,9 @@ def test_success_is_known_at_the_end(state: Any, success: bool | None) -> None:
 
 def test_results_and_history_are_json_whatever_they_hold() -> None:
     result = {"model_path": "/m", "training_time": 1.5, "best_loss": float("inf"), "gpu_stats": {"cost": float("nan")}}
-    told = job_detail(job(state="succeeded", result=result), "", [{"loss": float("nan"), "step": 1}])
-    values = json.loads(told.model_dump_json())
+    told = detail_values(job(state="succeeded", result=result), "", [{"loss": None, "step": 1}])
+    values = JobDetail.model_validate(told).model_dump(mode="json")
+    assert json.loads(to_json(told)) == values
     assert values["best_loss"] is None and values["gpu_stats"] == {"cost": None}
     assert values["training_history"] == [{"loss": None, "step": 1}] and values["model_path"] == "/m"
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from drumline.service.guarded import operation_id
 from drumline.service.routes import answers, audit, health, jobs, keys, logs, metrics, multigpu, session
 
 
-def api_router() -> APIRouter:
+def add_api(router: APIRouter) -> None:
     """All routes but the web page's."""
-    router = APIRouter(generate_unique_id_function=operation_id)
     for part in (jobs, logs, answers, keys, audit, session, health, metrics, multigpu):
         router.include_router(part.router())
-    return router

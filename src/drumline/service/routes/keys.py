@@ -125,6 +125,7 @@ def router() -> APIRouter:
         _require_admin(who)
         if not service.store.keys.revoke(key_id, time.time()):
             raise NotFound(f"there is no key {key_id}", "see GET /keys for those that there are")
+        service.access.forget()
         service.board.note("key_revoked", who, key_id)
 
     return routes

@@ -93,6 +93,7 @@ def router() -> APIRouter:
         """Log out: the cookie opens nothing any more. Of who came with a key itself nothing changes."""
         if caller.session is not None:
             service.store.keys.revoke(caller.session, time.time())
+            service.access.forget()
             service.board.note("logout", caller.who, caller.session)
         response.delete_cookie(COOKIE, path=base or "/", httponly=True, samesite="strict")
 
