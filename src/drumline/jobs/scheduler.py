@@ -62,6 +62,7 @@ def decide(
     queued = [job for job in jobs if job.state == "queued"]
     for job in in_order(queued, shares(jobs, usage), now, policy.ageing_s):
         turn.look_at(job)
+    turn.extend()
     return turn.decision()
 
 
@@ -76,6 +77,8 @@ class _Turn:
         self._elastic: list[Job] = []
         self._stops: list[StopFor] = []
         self._waits: dict[str, str] = {}
+        self._named: list[Job] = []
+        """Jobs that wait for devices which they name."""
         self._first: Job | None = None
         """The job that has to wait and for which free devices are kept; those after it only get what it can spare."""
         self._said: dict[tuple[int, int | None, tuple[str, ...]], str] = {}
@@ -88,7 +91,10 @@ class _Turn:
         free = self._fleet.free.count(asked)
         if free >= asked.least:
             self._start(job, free)
-        elif (said := self._said.get((asked.least, asked.memory_bytes, asked.gpus))) is not None:
+            return
+        if asked.gpus:
+            self._named.append(job)
+        if (said := self._said.get((asked.least, asked.memory_bytes, asked.gpus))) is not None:
             self._waits[job.id] = said
         else:
             self._waits[job.id] = self._look_at_one_that_waits(job, free)
@@ -113,9 +119,16 @@ class _Turn:
         self._said[least, asked.memory_bytes, asked.gpus] = why
         return why
 
-    def decision(self) -> Decision:
-        """What was decided, after what is left over went to elastic jobs."""
+    def extend(self) -> None:
+        """Give what is left over to elastic jobs; a device that one of them had first may be another job's only one."""
         extend(self._starting, self._elastic, self._fleet.free)
+        for job in self._named:
+            if self._fleet.free.count(job.resources) >= job.resources.least:
+                self._starting[job.id] = self._fleet.take(job, job.resources.least)
+                del self._waits[job.id]
+
+    def decision(self) -> Decision:
+        """What was decided."""
         if not self._one_waits:
             for job, devices in growing(self._fleet, self._policy.least_run_s):
                 self._stops.append(StopFor(job.id, "resize", devices))

@@ -235,8 +235,8 @@ def test_elastic_jobs_give_what_they_can_spare_and_take_what_is_left(
     asked: list[Resources], chance: random.Random
 ) -> None:
     """Jobs that do not end come to rest; then none has more or less than it asks for, the first that waits could not
-    start with all that elastic ones have above their least, and with nobody waiting they leave nothing that one of them
-    may take."""
+    start with all that elastic ones have above their least, or on the devices that it names, and with nobody waiting
+    they leave nothing that one of them may take."""
     fleet = SimulatedFleet(machine(8), SchedulingConfig(ageing_s=1e9, least_run_s=60.0))
     fleet.add((queued(f"j{number}", each, chance.randrange(3000)), 1e9) for number, each in enumerate(asked))
     is_at_rest = False
@@ -247,15 +247,17 @@ def test_elastic_jobs_give_what_they_can_spare_and_take_what_is_left(
         assert fleet.now < BEGIN + 30_000.0, "it does not come to rest"
     running = [job for job in fleet.jobs.values() if job.state == "running"]
     waiting = [job for job in fleet.jobs.values() if job.state == "queued" and job.resources.least <= 8]
-    free = 8 - sum(len(job.devices) for job in running)
+    free = {device.id for device in fleet.devices} - {device for job in running for device in job.devices}
     elastic = [job for job in running if job.resources.is_elastic]
     for job in running:
-        most = job.resources.most or 8
+        most, named = job.resources.most or 8, set(job.resources.gpus)
         assert job.resources.least <= len(job.devices) <= most
-        assert waiting or not job.resources.is_elastic or len(job.devices) == most or not free
+        is_left = free & named if named else free
+        assert waiting or not job.resources.is_elastic or len(job.devices) == most or not is_left
     spared = sum(len(job.devices) - job.resources.least for job in elastic)
     for first in itertools.islice(in_order(waiting, {}, fleet.now, 1e9), 1):
-        assert first.resources.least > free + spared
+        named = set(first.resources.gpus)  # of which nobody is promised to spare any
+        assert first.resources.least > (len(free & named) if named else len(free) + spared)
 
 
 def is_settled(fleet: SimulatedFleet) -> bool:
