@@ -73,8 +73,8 @@ class _Watched:
     """Inode and size, as seen last."""
     has_ended: bool = False
     num_changes: int = 0
-    waiting: list[asyncio.Future[None]] = field(default_factory=list)
-    """One a listener that has all there is."""
+    waiting: dict[asyncio.Future[None], None] = field(default_factory=dict)
+    """One a listener that has all there is, in the order in which they came."""
     parts: dict[tuple[Place, bool], asyncio.Task[_Part]] = field(default_factory=dict)
     """What was read since the last change, by place: who listens from there too takes the same."""
 
@@ -82,16 +82,19 @@ class _Watched:
         """There is something new: who waits is to be woken."""
         self.parts = {}
         self.num_changes += 1
-        waiting, self.waiting = self.waiting, []
+        waiting, self.waiting = list(self.waiting), {}
         return waiting
 
     async def wait(self, num_changes: int, most_s: float) -> None:
         """Until there were more changes than so many. Raises TimeoutError after a while."""
         if self.num_changes == num_changes:
             woken = asyncio.get_running_loop().create_future()
-            self.waiting.append(woken)
-            async with asyncio.timeout(most_s):
-                await woken
+            self.waiting[woken] = None
+            try:
+                async with asyncio.timeout(most_s):
+                    await woken
+            finally:
+                self.waiting.pop(woken, None)
 
     async def part(self, source: Source, place: Place, *, is_final: bool) -> _Part:
         """What follows a place, read once for all who are there."""

@@ -144,3 +144,13 @@ def test_many_listeners_are_woken_a_few_at_a_time() -> None:
     seen = asyncio.run(watch())
     steps = {later - earlier for earlier, later in itertools.pairwise(seen)}
     assert seen[-1] == 5 * streams_module.AT_ONCE and max(steps) <= streams_module.AT_ONCE
+
+
+def test_a_listener_who_waits_in_vain_leaves_nothing() -> None:
+    async def wait() -> int:
+        watched = streams_module._Watched()
+        with pytest.raises(TimeoutError):
+            await watched.wait(0, 0.01)
+        return len(watched.waiting)
+
+    assert asyncio.run(wait()) == 0
