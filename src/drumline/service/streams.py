@@ -104,9 +104,9 @@ class _Watched:
                 self.parts = {}
             task = asyncio.create_task(run_in_threadpool(read_part, source, place, is_final=is_final))
             self.parts[place, is_final] = task
-        return (
-            task.result() if task.done() else await asyncio.shield(task)
-        )  # one listener that goes takes it from no other
+        if task.done():
+            return task.result()
+        return await asyncio.shield(task)  # one listener that goes takes it from no other
 
 
 class Streams:
@@ -115,7 +115,7 @@ class Streams:
     def __init__(self, most: int) -> None:
         self._most = most
         self.closing = threading.Event()
-        """Set when the server ends: every stream ends within LOOK_S, so that it does not wait for them."""
+        """Set when the server ends: every stream ends within LOOK_S and WAKING_S: it need not wait for them."""
         self._watched: dict[Source, _Watched] = {}
         self._task: asyncio.Task[None] | None = None
         self._jobs_due = 0.0
