@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--warm", type=int, default=2)
-    parser.add_argument("--limit-s", type=float, default=120.0, help="of one contestant")
+    parser.add_argument("--limit-s", type=float, default=240.0, help="of one contestant")
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
     if asked.what == "prepare":

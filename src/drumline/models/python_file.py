@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import inspect
 import sys
@@ -121,10 +122,11 @@ def _run(path: Path) -> ModuleType:
     # Its own name, so that loader processes find the file's classes by it, unless something else has that name.
     name = path.stem
     known = sys.modules.get(name)
-    if known is not None and getattr(known, "__file__", None) != str(path.resolve()):
-        name = f"model_file_{path.stem}"
-    elif folder not in sys.path:
-        sys.path.insert(0, folder)
+    is_taken = known is not None and getattr(known, "__file__", None) != str(path.resolve())
+    if is_taken:
+        name = f"model_file_{path.stem}_{hashlib.sha256(folder.encode()).hexdigest()[:8]}"
+    if folder not in sys.path:
+        sys.path.insert(len(sys.path) if is_taken else 0, folder)  # at the end it hides nothing that has the name
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

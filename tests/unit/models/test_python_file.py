@@ -81,7 +81,20 @@ def test_its_neighbours_can_be_imported_and_its_classes_found_by_loader_processe
 def test_a_file_named_like_a_loaded_module_does_not_take_its_place(tmp_path: Path) -> None:
     load_file(write(tmp_path, MODEL, "torch.py"))
     assert sys.modules["torch"] is torch
-    assert str(tmp_path) not in sys.path
+    assert sys.path[-1] == str(tmp_path)
+
+
+def test_files_of_one_name_have_their_own_neighbours(tmp_path: Path) -> None:
+    made = []
+    for number, folder in enumerate((tmp_path / "a", tmp_path / "b", tmp_path / "c"), 1):
+        folder.mkdir()
+        write(folder, f"WIDTH = {number}\n", f"my_width_{number}.py")
+        text = f"from my_width_{number} import WIDTH\nfrom torch import nn\nclass Own(nn.Linear): ...\n"
+        made.append(load_file(write(folder, f"{text}def make_model(config): return Own(WIDTH, 1)\n")))
+    models = [file.make_model(RunConfig(), FACTS) for file in made]
+    assert [model.in_features for model in models] == [1, 2, 3]
+    for model in models:
+        assert sys.modules[type(model).__module__].Own is type(model)  # as a loader process looks it up
 
 
 @pytest.mark.parametrize(
