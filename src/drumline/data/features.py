@@ -13,6 +13,7 @@ from drumline.data.images import Pixels
 from drumline.data.labels import Classes, as_list, as_numbers
 from drumline.data.order import Rows, epoch_order
 from drumline.data.packing import NO_LABEL
+from drumline.data.source import without_first
 from drumline.data.tokenizers import Ids, Tokenizer
 from drumline.errors import DataError
 
@@ -225,14 +226,21 @@ class Prepared(Dataset[Row]):
 class PreparedStream(IterableDataset[Row]):
     """A stream of records as a stream of rows of tensors, to be cut as the records can be cut."""
 
-    def __init__(self, rows: Any, features: Features, name: str) -> None:
+    def __init__(self, rows: Any, features: Features, name: str, first: int = 0) -> None:
+        """first: the number of the first row in its part."""
         self._rows = rows
         self._features = features
         self._name = name
+        self._first = first
 
     def shard(self, num_shards: int, index: int) -> PreparedStream:
         """The part `index` of `num_shards`."""
         return PreparedStream(self._rows.shard(num_shards, index), self._features, self._name)
+
+    def skip(self, count: int) -> PreparedStream | None:
+        """Leave out the first rows; None where the records cannot be skipped."""
+        rest = without_first(self._rows, count)
+        return None if rest is None else PreparedStream(rest, self._features, self._name, self._first + count)
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the records, where they want to know."""
@@ -240,7 +248,7 @@ class PreparedStream(IterableDataset[Row]):
             self._rows.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[Row]:
-        for number, record in enumerate(self._rows):
+        for number, record in enumerate(self._rows, self._first):
             try:
                 yield self._features(record)
             except DataError as error:

@@ -72,6 +72,11 @@ class HuggingFaceStream(IterableDataset[Record]):
         """The part `index` of `num_shards`."""
         return HuggingFaceStream(self._rows.shard(num_shards, index), self.schema, self._columns)
 
+    def skip(self, count: int) -> HuggingFaceStream | None:
+        """Leave out the first rows; None where they cannot be skipped."""
+        rest = self._rows.skip(count)
+        return None if rest is None else HuggingFaceStream(rest, self.schema, self._columns)
+
     def set_epoch(self, epoch: int) -> None:
         """Tell the package, which shuffles by it."""
         self._rows.set_epoch(epoch)

@@ -167,11 +167,17 @@ class Reader:
         Raises the drumline error that a loader process came to, and DataError where one finds no shared memory or file
         handles, or is killed; any other error of the data set's own as it is.
         """
+        for group in self.groups():
+            yield from group
+
+    def groups(self) -> Iterator[Iterator[MicroBatch]]:
+        """The same, those together that a loader process sent at once. Raises at each, as `read` does."""
         for sent in self.items():
-            for item in sent if isinstance(sent, list) else [sent]:
+            group = sent if isinstance(sent, list) else [sent]
+            for item in group:
                 if isinstance(item, DrumlineError):
                     raise item
-                yield unshared(item) if self._options.num_workers else item
+            yield map(unshared, group) if self._options.num_workers else iter(group)
 
     def items(self) -> Iterator[Any]:
         """Go through what loader processes send, as it is; raises as `read` does for what torch reports."""

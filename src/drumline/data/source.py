@@ -35,6 +35,21 @@ class Shardable(Protocol):
         ...
 
 
+def without_first(rows: Any, count: int) -> Any | None:
+    """A stream without its first `count` rows, by its own `skip`; None: it has none, and can only be read."""
+    skip = getattr(rows, "skip", None)
+    return skip(count) if callable(skip) else None
+
+
+def strided_from(count: int, step: int, index: int) -> tuple[int, int]:
+    """Where to go on behind the first `count` of every `step`-th row: how many rows to skip, and the index from there.
+
+    That is right behind the last one, so that as many rows are read before the next as in going through all of them: it
+    then draws the same.
+    """
+    return ((count - 1) * step + index + 1, step - 1) if count else (0, index)
+
+
 class ShardedStream(IterableDataset[Any]):
     """A stream that is cut by its own shards while there are enough, as the files of a Hugging Face data set.
 
@@ -51,6 +66,12 @@ class ShardedStream(IterableDataset[Any]):
         if self._num_parts == 1 and num_shards <= self._rows.num_shards:
             return ShardedStream(self._rows.shard(num_shards, index))
         return ShardedStream(self._rows, self._num_parts * num_shards, self._index + self._num_parts * index)
+
+    def skip(self, count: int) -> ShardedStream | None:
+        """Leave out the part's first rows; None where the rows themselves cannot be skipped."""
+        begin, index = strided_from(count, self._num_parts, self._index)
+        rest = without_first(self._rows, begin)
+        return None if rest is None else ShardedStream(rest, self._num_parts, index)
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the rows."""

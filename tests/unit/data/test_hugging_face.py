@@ -6,6 +6,7 @@ import json
 import pickle
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ from drumline.config.data import HuggingFaceData
 from drumline.config.schema import RunConfig
 from drumline.config.train import ScheduleConfig
 from drumline.data.hugging_face import HuggingFaceRows, HuggingFaceStream, _opened, load_datasets
+from drumline.data.loader import LoaderOptions
+from drumline.data.order import Cut
 from drumline.data.source import as_source
-from drumline.data.stream import StridedStream
+from drumline.data.stream import StreamFeed, StridedStream
 from drumline.errors import ConfigError, DataError, MissingExtra
+from tests.unit.data.counting import CountUnits, trained
 
 
 @pytest.fixture(autouse=True)
@@ -242,3 +246,21 @@ def test_a_stream_that_does_not_know_its_columns_is_asked_for_its_first_row() ->
     assert isinstance(stream, HuggingFaceStream)
     assert stream.schema.describe() == "rows as they come\nbody: text; image: image; label: whole number"
     assert [row["label"] for row in stream] == [1]
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_shuffled_stream_that_is_cut_has_a_new_order_each_epoch_and_is_found_again(num_workers: int) -> None:
+    rows = datasets.Dataset.from_dict({"row": list(range(48)), "units": [1] * 48})
+    stream = rows.to_iterable_dataset(num_shards=4).shuffle(seed=3, buffer_size=6)
+    options = LoaderOptions(num_workers=num_workers, persistent_workers=True)
+    feed = StreamFeed(as_source(stream), CountUnits(), options, Cut(4, 2, 1, 2), 5)
+    try:
+        orders = []
+        for epoch in range(3):
+            windows = list(islice(feed.epoch(epoch, 0), 12))
+            assert trained(list(islice(feed.epoch(epoch, 5), 7))) == trained(windows[5:])
+            orders.append(trained(windows))
+    finally:
+        feed.close()
+    assert len({tuple(order) for order in orders}) == 3
+    assert all(len(set(order)) == 24 for order in orders)

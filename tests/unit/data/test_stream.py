@@ -146,6 +146,83 @@ def test_going_on_from_window_k_gives_the_tail_and_draws_the_same(num_workers: i
         assert len(stream.unique()) == len(drawn)
 
 
+class Skipping(Numbers):
+    """Numbers that can be skipped, and that note how many were read, in whatever process."""
+
+    def __init__(self, rows: range, units: Callable[[int], int] = lambda row: 1) -> None:
+        super().__init__(rows, units)
+        self.num_read = torch.zeros((), dtype=torch.int64).share_memory_()
+
+    def _part(self, rows: Any) -> Skipping:
+        part = Skipping(rows, self._units)
+        part.epoch, part.num_read = self.epoch, self.num_read
+        return part
+
+    def shard(self, num_shards: int, index: int) -> Skipping:
+        return self._part(super().shard(num_shards, index)._rows)
+
+    def skip(self, count: int) -> Skipping:
+        return self._part(self._rows[count:])
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        for row in super().__iter__():
+            self.num_read += 1
+            yield row
+
+
+def units_of(row: int) -> int:
+    """Rows 8 to 13 count nothing."""
+    return int(not 8 <= row < 14)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2, 3])
+@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("make", [Numbers, Skipping, lambda rows, units: StridedStream(Skipping(rows, units))])
+def test_going_on_from_each_window_is_as_if_nothing_had_been(
+    make: Callable[[range, Callable[[int], int]], Any], num_shards: int, num_workers: int
+) -> None:
+    """To the end, also where a loader process or the whole shard has run dry, and where what is left counts nothing."""
+    for shard in range(num_shards):
+        with feed_of(make(range(17), units_of), Cut(5, 2, shard, num_shards), num_workers) as feed:
+            whole = list(islice(feed.epoch(1, 0), 9))
+            assert not whole[-1].rows
+            for start in range(1, 9):
+                tail = list(islice(feed.epoch(1, start), 9 - start))
+                assert [(w.index, w.rows, w.units) for w in tail] == [(w.index, w.rows, w.units) for w in whole[start:]]
+                kept = [[w for w in windows if w.units] for windows in (whole[start:], tail)]
+                assert [row_ids(w) for w in kept[1]] == [row_ids(w) for w in kept[0]]
+                if kept[0]:
+                    assert torch.equal(noise_of(kept[1]), noise_of(kept[0]))
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("is_strided", [False, True])
+def test_what_can_be_skipped_is_not_read_again(num_workers: int, is_strided: bool) -> None:
+    rows = Skipping(range(4000))
+    with feed_of(StridedStream(rows) if is_strided else rows, Cut(4, 2, 0, 1), num_workers, persistent=False) as feed:
+        assert trained([next(feed.epoch(0, 900))])
+        num_read = int(rows.num_read)
+        feed.close()
+    # Loader processes go on reading ahead until they are ended.
+    assert num_read < 400 if num_workers else num_read == 4
+
+
+def test_a_stream_that_cannot_skip_says_what_is_read_again(caplog: pytest.LogCaptureFixture) -> None:
+    with feed_of(Numbers(range(12)), Cut(4, 2, 0, 1)) as feed:
+        assert trained([next(feed.epoch(2, 0))]) == [0, 1, 2, 3] and not caplog.records
+        assert trained([next(feed.epoch(2, 2))]) == [8, 9, 10, 11]
+    (record,) = caplog.records
+    assert "Numbers has no skip(count): 2 updates of epoch 2 are read again" in record.getMessage()
+
+
+def test_an_error_on_the_way_to_the_place_is_the_streams_own() -> None:
+    with (
+        feed_of(Plain(12, fails_at=3), Cut(2, 2, 0, 1)) as feed,
+        pytest.raises(DataError, match="row 3 is torn"),
+    ):
+        next(feed.epoch(0, 4))
+
+
 def test_a_dry_shard_takes_part_without_weight_for_as_long_as_asked() -> None:
     with feed_of(Plain(3), Cut(2, 2, 0, 1)) as feed:
         windows = until_dry(feed.epoch(0, 0), more=3)
