@@ -15,6 +15,9 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_
 
 from drumline.errors import ConfigError, MissingExtra, StoreError
 
+CACHE_KIB = 256
+"""Of a connection to SQLite: the system keeps the file in memory anyway, and there are many connections."""
+
 BUSY_S = 30.0
 """How long a change waits for those before it. A change takes milliseconds."""
 
@@ -162,6 +165,7 @@ def _sqlite_engine(url: URL) -> Engine:
         connection.execute("PRAGMA foreign_keys = ON")
         # What was answered to a client must outlive a power failure too.
         connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
