@@ -2,19 +2,22 @@
 
     python benchmarks/finetune_peers.py prepare WORK --tokenizer FOLDER [--shape 135m]
     python benchmarks/finetune_peers.py run WORK --peers drumline+compiled hf_trainer sft --rounds 2 --out results.jsonl
+    python benchmarks/finetune_peers.py run WORK --gpus 2 --peers ...
 
 The texts are the paragraphs of Moby Dick, 8 to 1,024 tokens, each four times an epoch; the model has random weights
 in the shape of SmolLM2-135M (or of a Llama with a billion parameters), in bf16 autocast over float32 weights, with
 fused AdamW. Each contestant is a process of its own that makes the same epochs over the same texts; the first
-`--warm` are not timed. hf_trainer: the Trainer of transformers, batches of similar length; sft: TRL's SFTTrainer,
-packed by cutting one stream of texts into rows, since its better packings make one row of a whole batch, which without
-the flash-attn package took 1.7 s an update on an H200; with +compiled each is compiled.
+`--warm` are not timed. With --gpus N it is a process a GPU, by torchrun, each with the batch that one has alone.
+hf_trainer: the Trainer of transformers, batches of similar length; sft: TRL's SFTTrainer, packed by cutting one stream
+of texts into rows, since its better packings make one row of a whole batch, which without the flash-attn package took
+1.7 s an update on an H200; with +compiled each is compiled (drumline by blocks, and with +whole in one piece).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -24,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rows import end
 
 CONTEXT = 1024
 TOKENS_AN_UPDATE = 32 * CONTEXT
@@ -92,7 +96,12 @@ class Epochs:
         return spans[len(spans) // 2]
 
 
-def drumline(work: Path, epochs: int, warm: int, compiled: bool) -> Epochs:
+def world_size() -> int:
+    """Processes of this contestant."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def drumline(work: Path, epochs: int, warm: int, how: str) -> Epochs:
     """The road of `drumline finetune`."""
     from drumline import RunConfig
     from drumline.build.parts import build_trainer
@@ -103,8 +112,8 @@ def drumline(work: Path, epochs: int, warm: int, compiled: bool) -> Epochs:
             "model": {"kind": "huggingface", "path": str(work / "model"), "random_weights": True},
             "data": {"kind": "records", "train": [str(work / "texts.jsonl")], "context": CONTEXT, "check": False}
             | {"cache_dir": str(work / "cache")},
-            "train": {"global_batch": TOKENS_AN_UPDATE // CONTEXT, "epochs": epochs, "lr": 1e-4}
-            | {"micro_batch": TOKENS_AN_UPDATE // CONTEXT, "compile": "blocks" if compiled else "none"},
+            "train": {"global_batch": world_size() * TOKENS_AN_UPDATE // CONTEXT, "epochs": epochs, "lr": 1e-4}
+            | {"micro_batch": TOKENS_AN_UPDATE // CONTEXT, "compile": {"": "none", "compiled": "blocks"}.get(how, how)},
             "checkpoint": {"at_end": False},
             "track": {"every": 50, "console": False},
         }
@@ -162,7 +171,7 @@ def peer_arguments(epochs: int, rows: int, passes: int, compiled: bool) -> dict[
     }
 
 
-def hf_trainer(work: Path, epochs: int, warm: int, compiled: bool) -> Epochs:
+def hf_trainer(work: Path, epochs: int, warm: int, how: str) -> Epochs:
     """The Trainer of transformers, batches of similar length."""
     import inspect
 
@@ -175,21 +184,21 @@ def hf_trainer(work: Path, epochs: int, warm: int, compiled: bool) -> Epochs:
     by_length: dict[str, Any] = {"group_by_length": True}
     if "group_by_length" not in inspect.signature(TrainingArguments).parameters:
         by_length = {"train_sampling_strategy": "group_by_length"}
-    arguments = TrainingArguments(**peer_arguments(epochs, rows_an_update(work), HF_PASSES, compiled), **by_length)
+    arguments = TrainingArguments(**peer_arguments(epochs, rows_an_update(work), HF_PASSES, bool(how)), **by_length)
     collator = DataCollatorForLanguageModeling(tokenizer, mlm=False, pad_to_multiple_of=64)
     trainer = Trainer(model=model, args=arguments, train_dataset=rows, data_collator=collator, callbacks=[callback])
     trainer.train()
     return clock
 
 
-def sft(work: Path, epochs: int, warm: int, compiled: bool) -> Epochs:
+def sft(work: Path, epochs: int, warm: int, how: str) -> Epochs:
     """TRL's SFTTrainer, packed."""
     from datasets import load_dataset
     from trl import SFTConfig, SFTTrainer
 
     model, tokenizer, callback, clock = peer_parts(work, warm)
     rows = load_dataset("json", data_files=str(work / "texts.jsonl"), split="train", cache_dir=str(work / "datasets"))
-    settings = peer_arguments(epochs, TOKENS_AN_UPDATE // CONTEXT, 1, compiled)
+    settings = peer_arguments(epochs, TOKENS_AN_UPDATE // CONTEXT, 1, bool(how))
     packed: dict[str, Any] = {"packing": True, "packing_strategy": "wrapped", "max_length": CONTEXT}
     arguments = SFTConfig(**settings, **packed, gradient_checkpointing=False)
     trainer = SFTTrainer(
@@ -206,17 +215,19 @@ def contest(work: Path, name: str, epochs: int, warm: int) -> None:
     """One contestant in this process; prints its RESULT."""
     peer, _, how = name.partition("+")
     torch.set_float32_matmul_precision("high")
-    clock = CONTESTANTS[peer](work, epochs, warm, how == "compiled")
+    clock = CONTESTANTS[peer](work, epochs, warm, how)
     facts = json.loads((work / "facts.json").read_text())
     result = {
         "peer": name,
         "shape": facts["shape"],
+        "gpus": world_size(),
         "tokens_per_s": round(facts["tokens"] / clock.seconds()),
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
     }
-    print("RESULT " + json.dumps(result), flush=True)
+    if not int(os.environ.get("RANK", 0)):
+        print("RESULT " + json.dumps(result), flush=True)
 
 
 def main() -> None:
@@ -227,6 +238,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--shape", choices=list(SHAPES), default="135m")
     parser.add_argument("--peers", nargs="+", default=["drumline+compiled", "hf_trainer", "hf_trainer+compiled", "sft"])
+    parser.add_argument("--gpus", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--warm", type=int, default=2)
@@ -239,18 +251,38 @@ def main() -> None:
     if asked.what == "one":
         contest(asked.work, asked.peers[0], asked.epochs, asked.warm)
         return
+    shown = ",".join(os.environ.get("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6,7").split(",")[: asked.gpus])
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={asked.gpus}"]
     for _ in range(asked.rounds):
         for name in asked.peers:
             settings = ["--peers", name, "--epochs", str(asked.epochs), "--warm", str(asked.warm)]
-            command = [sys.executable, __file__, "one", str(asked.work), *settings]
+            command = [
+                sys.executable,
+                *(launcher if asked.gpus > 1 else ()),
+                __file__,
+                "one",
+                str(asked.work),
+                *settings,
+            ]
+            child = subprocess.Popen(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, "CUDA_VISIBLE_DEVICES": shown},
+                start_new_session=True,
+            )
             try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=asked.limit_s)
+                output, _ = child.communicate(timeout=asked.limit_s)
             except subprocess.TimeoutExpired:
                 print(f"{name}: not through in {asked.limit_s:g} s", flush=True)
                 continue
-            lines = [line[7:] for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+            finally:
+                if child.poll() is None:
+                    end(child)
+            lines = [line[7:] for line in output.splitlines() if line.startswith("RESULT ")]
             if not lines:
-                print(f"{name} failed:\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}", flush=True)
+                print(f"{name} failed:\n{output[-4000:]}", flush=True)
                 continue
             print(lines[-1], flush=True)
             if asked.out is not None:

@@ -1,11 +1,12 @@
 """What of the gradient reduction is hidden behind the backward pass, by bucket size, compiled form and compression.
 
-    torchrun --standalone --nproc-per-node N benchmarks/overlap.py OUT.jsonl [--minutes 4.5] [--only NAME…] [--tiny]
+    torchrun --standalone --nproc-per-node N benchmarks/overlap.py OUT.jsonl [--minutes 4.5] [--only NAME…] [--rows 64]
 
-Recipe gpt2_124m on random tokens, 32 rows a GPU and update. Each variant is measured with its reduction and without it
-in one process, in turn; the difference is exposed. Beside it, from a profile of rank 0: how long only NCCL's kernels
-ran, which has in it what rank 0 waited for the others. The last column is the step of the first variant without
-reduction (one uncut graph that sends nothing) over the variant's step: how near it comes to linear scaling.
+Recipe gpt2_124m on random tokens, 32 rows a GPU and update unless told; --tiny tries the script on a CPU. Each variant
+is measured with its reduction and without it in one process, in turn; the difference is exposed. Beside it, from a
+profile of rank 0: how long only NCCL's kernels ran, which has in it what rank 0 waited for the others. The last column
+is the step of the first variant without reduction (one uncut graph that sends nothing) over the variant's step: how
+near it comes to linear scaling.
 """
 
 from __future__ import annotations
@@ -64,12 +65,13 @@ class Variant:
 
 # What answers most comes first, in case the minutes do not suffice for all.
 VARIANTS = [
+    Variant("whole", 200, cut=False),
+    Variant("blocks"),
     Variant("whole", cut=False),
     Variant("whole"),
     Variant("whole", 100),
     Variant("whole", 100, cut=False),
     Variant("whole", cut=False, compression="bf16"),
-    Variant("blocks"),
     Variant("whole", 50),
     Variant("whole", 200),
     Variant("blocks", 100),
@@ -92,10 +94,10 @@ class Silent(Wire):
         return future
 
 
-def measure(variant: Variant, number: int, *, tiny: bool) -> dict[str, Any]:
+def measure(variant: Variant, number: int, rows: int, *, tiny: bool) -> dict[str, Any]:
     """One trainer: warm-up, then steps with and without reduction in turn, then a profile."""
     world, began = dist.get_world_size(), time.perf_counter()
-    context, vocab_size, rows = (32, 256, 4) if tiny else (1024, 50304, 32)
+    context, vocab_size = (32, 256) if tiny else (1024, 50304)
     total = WARM_UP + 2 * ROUNDS * STEPS + PROFILED + 1  # the last one logs and ends the run
     overrides = [
         f"data={{kind: random_tokens, num_rows: {rows * world * total}, context: {context}, vocab_size: {vocab_size}}}",
@@ -128,13 +130,17 @@ def measure(variant: Variant, number: int, *, tiny: bool) -> dict[str, Any]:
         for _ in steps:
             pass
     step_ms, alone_ms = (1000 * statistics.median(found[sends]) for sends in (True, False))
+    of_ranks: list[Any] = [None] * world
+    dist.all_gather_object(of_ranks, round(alone_ms, 3))
     return {
         "name": variant.name,
         **vars(variant),
+        "rows": rows,
         "gpus": world,
         "tokens_per_s": round(rows * world * context / step_ms * 1000),
         "step_ms": round(step_ms, 3),
         "step_without_reduction_ms": round(alone_ms, 3),
+        "without_reduction_by_rank_ms": of_ranks,
         "exposed_ms": round(step_ms - alone_ms, 3),
         "only_nccl_ms": exposed,
         "runs_ms": [[round(1000 * seconds, 3) for seconds in found[sends]] for sends in (True, False)],
@@ -204,6 +210,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="file that rows are appended to, one JSON line each")
     parser.add_argument("--minutes", type=float, default=4.5, help="start no variant after so long")
     parser.add_argument("--only", nargs="+", default=[], help="variants whose name has one of these in it")
+    parser.add_argument("--rows", type=int, help="a GPU and update; 32, or 4 with --tiny")
     parser.add_argument("--tiny", action="store_true", help="a small shape on the CPU: does the script itself work?")
     asked = parser.parse_args()
     began = time.monotonic()
@@ -216,7 +223,7 @@ def main() -> None:
         if agreed(time.monotonic() - began) > 60 * asked.minutes:
             break
         torch._dynamo.reset()
-        rows.append(measure(variant, number, tiny=asked.tiny))
+        rows.append(measure(variant, number, asked.rows or (4 if asked.tiny else 32), tiny=asked.tiny))
         if dist.get_rank() == 0:
             with asked.out.open("a") as file:
                 file.write(json.dumps(rows[-1]) + "\n")

@@ -108,7 +108,7 @@ def make_row(row: Row, number: int, out: Path) -> None:
     print(f"{row.name} ({number}): {rate_of(line):,.0f} tokens/s, {took:.0f} s in all", flush=True)
 
 
-def end(child: subprocess.Popen[bytes]) -> None:
+def end(child: subprocess.Popen[Any]) -> None:
     """Ask first: torch's launcher then ends its workers, which are in sessions of their own."""
     os.killpg(child.pid, signal.SIGTERM)
     try:
