@@ -14,6 +14,7 @@ from typing import Self
 from drumline.hardware.records import Snapshot
 from drumline.monitor.energy import Energy
 from drumline.monitor.gpu_monitor import GIB, GpuInfo, GPUMonitor, GpuSummary
+from drumline.monitor.source import MachineSource
 from drumline.monitor.torch_memory import read_torch_memory, torch_cuda, torch_indexes
 
 logger = logging.getLogger("drumline")
@@ -123,7 +124,8 @@ class PerformanceContext:
         await asyncio.to_thread(self._end)
 
     def _begin(self) -> None:
-        self._monitor = monitor = GPUMonitor(self._names, every_s=EVERY_S, source=self._source)
+        source = MachineSource(energy_every_s=0.0) if self._source is None else self._source
+        self._monitor = monitor = GPUMonitor(self._names, every_s=EVERY_S, source=source)
         _wait_for_gpus(monitor)
         started = False
         try:

@@ -271,6 +271,52 @@ def test_the_slow_question_for_pcie_is_asked_seldom() -> None:
     assert nvml.calls["nvmlDeviceGetPcieThroughput"] == 2 * 2
 
 
+def test_between_two_readings_of_the_energy_counter_the_power_is_added_up() -> None:
+    clock, gpu = Clock(), working()
+    gpu.values |= {"nvmlDeviceGetPowerUsage": 500_000}
+    told = []
+    with Session(SimulatedNvml([gpu]), clock=clock) as session:
+        for _ in range(25):
+            told.append(take(session, energy_every_s=10.0).gpus[0].energy_j)
+            clock.now += 1.0
+            gpu.fields[83] += 480_000  # the counter knows better
+    assert told[:10] == [9000.0 + 500.0 * second for second in range(10)]
+    assert told[10] == told[9] + 300.0 == 9000.0 + 4800.0  # read
+    assert told[11:20] == [13_800.0 + 500.0 * second for second in range(1, 10)]
+    assert told[20] == told[19] + 300.0 == 9000.0 + 9600.0
+    assert told == sorted(told)
+
+
+def test_an_energy_counter_that_is_behind_the_power_added_up_waits() -> None:
+    clock, gpu = Clock(), working()
+    gpu.values |= {"nvmlDeviceGetPowerUsage": 500_000}
+    with Session(SimulatedNvml([gpu]), clock=clock) as session:
+
+        def joules() -> float | None:
+            return take(session, energy_every_s=10.0).gpus[0].energy_j
+
+        assert joules() == 9000.0
+        clock.now += 9.0
+        assert joules() == 13_500.0
+        clock.now += 2.0
+        gpu.fields[83] = 13_000_000
+        assert joules() == 13_500.0, "counters do not go back"
+        clock.now += 11.0
+        gpu.fields[83] = 20_000  # the driver was loaded again
+        assert joules() == 20.0
+
+
+def test_without_power_or_counter_each_look_asks() -> None:
+    clock, gpu = Clock(), working()
+    gpu.errors["nvmlDeviceGetPowerUsage"] = NOT_SUPPORTED
+    with Session(SimulatedNvml([gpu]), clock=clock) as session:
+        for _ in range(3):
+            (sample,) = take(session, energy_every_s=10.0).gpus
+            assert sample.power_w is None and sample.energy_j == gpu.fields[83] / 1000
+            clock.now += 1.0
+            gpu.fields[83] += 7_000
+
+
 @pytest.mark.parametrize(
     ("reasons", "words"),
     [
