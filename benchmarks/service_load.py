@@ -50,7 +50,7 @@ HISTORY = 200
 """Log lines of each finished job."""
 CONNECTIONS = 32
 """Over which requests are sent at a rate."""
-GROWTH_MB = 40.0
+GROWTH_MB = 20.0
 """Most by which memory may grow from a tenth of the requests to all of them: caches fill, and nothing else grows."""
 POSTS = 0.1
 """Share of changes among the requests over which memory is watched."""
@@ -139,16 +139,15 @@ def serving(folder: Path, database: str | None, *, has_key: bool) -> Iterator[Se
             process.wait(30)
 
 
-async def listen(client: httpx.AsyncClient, url: str, told: list[int], index: int) -> None:
-    """Count the records of a stream until it ends."""
-    async with client.stream("GET", url, headers={"Accept": "text/event-stream"}) as answer:
-        answer.raise_for_status()
-        async for chunk in answer.aiter_raw():
-            told[index] += chunk.count(b"event: record\n")
+RECORD = b"event: record\n"
 
 
 class Connections:
-    """Some connections that stay open. A whole client takes more time for a request than the server does."""
+    """Some connections that stay open, and listeners.
+
+    A whole client takes more time for a request than the server does, and for a record that 200 listen to so much that
+    it would be the latency.
+    """
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         self._address = httpx.URL(url)
@@ -158,7 +157,24 @@ class Connections:
     async def open(self, count: int) -> None:
         """Open them."""
         for _ in range(count):
-            self._free.put_nowait(await asyncio.open_connection(self._address.host, self._address.port))
+            self._free.put_nowait(await self._connect())
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(self._address.host, self._address.port)
+
+    async def listen(self, path: str, told: list[int], index: int) -> None:
+        """Count the records of a stream until it ends."""
+        reader, writer = await self._connect()
+        headers = f"{self._headers}Accept: text/event-stream\r\nConnection: close\r\n"
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200"), head
+        rest = b""
+        while chunk := await reader.read(1 << 16):
+            rest += chunk
+            told[index] += rest.count(RECORD)
+            rest = rest[1 - len(RECORD) :]
+        writer.close()
 
     async def get(self, path: str) -> bytes:
         """The body of an answer, which must be 200, over the first connection that is free."""
@@ -202,26 +218,24 @@ async def with_listeners(server: Server, options: argparse.Namespace) -> dict[st
     job = server.add(0, "running", node="elsewhere")
     metrics = run_of(server.config.data_dir / "jobs" / job.id).metrics
     told = [0] * options.listeners
-    unlimited = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    async with httpx.AsyncClient(base_url=server.url, headers=server.headers, limits=unlimited, timeout=60) as client:
-        path = f"/jobs/{job.id}/metrics"
-        listeners = [asyncio.create_task(listen(client, path, told, index)) for index in range(options.listeners)]
-        while min(told, default=HISTORY) < HISTORY:
-            await asyncio.sleep(0.05)
-        writer = asyncio.create_task(write_on(metrics))
-        before = server.process.cpu_times()
-        began = time.perf_counter()
-        connections = Connections(server.url, server.headers)
-        await connections.open(CONNECTIONS)
-        latencies = await at_rate(connections, server, options.rate, options.seconds)
-        connections.close()
-        took_s = time.perf_counter() - began
-        after = server.process.cpu_times()
-        writer.cancel()
-        await asyncio.gather(writer, return_exceptions=True)
-        written = len(metrics.read_bytes().splitlines())
-        server.store.jobs.update(job.id, lambda found: ended(found))
-        await asyncio.wait_for(asyncio.gather(*listeners), 30)
+    path = f"/jobs/{job.id}/metrics"
+    connections = Connections(server.url, server.headers)
+    listeners = [asyncio.create_task(connections.listen(path, told, index)) for index in range(options.listeners)]
+    while min(told, default=HISTORY) < HISTORY:
+        await asyncio.sleep(0.05)
+    writer = asyncio.create_task(write_on(metrics))
+    before = server.process.cpu_times()
+    began = time.perf_counter()
+    await connections.open(CONNECTIONS)
+    latencies = await at_rate(connections, server, options.rate, options.seconds)
+    connections.close()
+    took_s = time.perf_counter() - began
+    after = server.process.cpu_times()
+    writer.cancel()
+    await asyncio.gather(writer, return_exceptions=True)
+    written = len(metrics.read_bytes().splitlines())
+    server.store.jobs.update(job.id, lambda found: ended(found))
+    await asyncio.wait_for(asyncio.gather(*listeners), 30)
     return {
         **{f"{kind}_ms": percentiles(found) for kind, found in latencies.items()},
         "requests": sum(map(len, latencies.values())),

@@ -274,10 +274,10 @@ def test_the_slow_question_for_pcie_is_asked_seldom() -> None:
 def test_between_two_readings_of_the_energy_counter_the_power_is_added_up() -> None:
     clock, gpu = Clock(), working()
     gpu.values |= {"nvmlDeviceGetPowerUsage": 500_000}
-    told = []
+    told: list[float] = []
     with Session(SimulatedNvml([gpu]), clock=clock) as session:
         for _ in range(25):
-            told.append(take(session, energy_every_s=10.0).gpus[0].energy_j)
+            told.append(take(session, energy_every_s=10.0).gpus[0].energy_j or 0.0)
             clock.now += 1.0
             gpu.fields[83] += 480_000  # the counter knows better
     assert told[:10] == [9000.0 + 500.0 * second for second in range(10)]
