@@ -237,10 +237,10 @@ class PreparedStream(IterableDataset[Row]):
         """The part `index` of `num_shards`."""
         return PreparedStream(self._rows.shard(num_shards, index), self._features, self._name)
 
-    def skip(self, count: int) -> PreparedStream | None:
-        """Leave out the first rows; None where the records cannot be skipped."""
+    def skip(self, count: int) -> Any:
+        """Leave out the first rows; NotImplemented where the records cannot be skipped."""
         rest = without_first(self._rows, count)
-        return None if rest is None else PreparedStream(rest, self._features, self._name, self._first + count)
+        return NotImplemented if rest is None else PreparedStream(rest, self._features, self._name, self._first + count)
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the records, where they want to know."""

@@ -13,7 +13,7 @@ from drumline.data.files import nearest
 from drumline.data.record_text import Record
 from drumline.data.records import RecordSplits
 from drumline.data.schema import Column, Schema, missing_columns, renamed, type_name
-from drumline.data.source import ShardedStream
+from drumline.data.source import ShardedStream, without_first
 from drumline.errors import DataError, MissingExtra
 
 SAVED = ("dataset_dict.json", "state.json")
@@ -72,10 +72,10 @@ class HuggingFaceStream(IterableDataset[Record]):
         """The part `index` of `num_shards`."""
         return HuggingFaceStream(self._rows.shard(num_shards, index), self.schema, self._columns)
 
-    def skip(self, count: int) -> HuggingFaceStream | None:
-        """Leave out the first rows; None where they cannot be skipped."""
-        rest = self._rows.skip(count)
-        return None if rest is None else HuggingFaceStream(rest, self.schema, self._columns)
+    def skip(self, count: int) -> Any:
+        """Leave out the first rows; NotImplemented where they cannot be skipped."""
+        rest = without_first(self._rows, count)
+        return NotImplemented if rest is None else HuggingFaceStream(rest, self.schema, self._columns)
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the package, which shuffles by it."""

@@ -36,9 +36,19 @@ class Shardable(Protocol):
 
 
 def without_first(rows: Any, count: int) -> Any | None:
-    """A stream without its first `count` rows, by its own `skip`; None: it has none, and can only be read."""
+    """A stream without its first `count` rows, by its own `skip`; None: it has none, and can only be read.
+
+    Streams that go over others answer NotImplemented where those cannot. Raises ConfigError for a skip that gives
+    nothing: it has moved the stream itself, which would then be moved twice.
+    """
     skip = getattr(rows, "skip", None)
-    return skip(count) if callable(skip) else None
+    rest = skip(count) if callable(skip) else NotImplemented
+    if rest is None:
+        raise ConfigError(
+            f"skip({count}) of the stream {type(rows).__name__} gave nothing",
+            "have it return the stream without its first rows, and leave itself as it is",
+        )
+    return None if rest is NotImplemented else rest
 
 
 def strided_from(count: int, step: int, index: int) -> tuple[int, int]:
@@ -67,11 +77,11 @@ class ShardedStream(IterableDataset[Any]):
             return ShardedStream(self._rows.shard(num_shards, index))
         return ShardedStream(self._rows, self._num_parts * num_shards, self._index + self._num_parts * index)
 
-    def skip(self, count: int) -> ShardedStream | None:
-        """Leave out the part's first rows; None where the rows themselves cannot be skipped."""
+    def skip(self, count: int) -> Any:
+        """Leave out the part's first rows; NotImplemented where the rows themselves cannot be skipped."""
         begin, index = strided_from(count, self._num_parts, self._index)
         rest = without_first(self._rows, begin)
-        return None if rest is None else ShardedStream(rest, self._num_parts, index)
+        return NotImplemented if rest is None else ShardedStream(rest, self._num_parts, index)
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the rows."""

@@ -37,11 +37,11 @@ class StridedStream(IterableDataset[Any]):
         self._num_shards = num_shards
         self._index = index
 
-    def skip(self, count: int) -> StridedStream | None:
-        """Leave out the shard's first rows; None where the rows themselves cannot be skipped."""
+    def skip(self, count: int) -> Any:
+        """Leave out the shard's first rows; NotImplemented where the rows themselves cannot be skipped."""
         begin, index = strided_from(count, self._num_shards, self._index)
         rest = without_first(self._rows, begin)
-        return None if rest is None else StridedStream(rest, self._num_shards, index)
+        return NotImplemented if rest is None else StridedStream(rest, self._num_shards, index)
 
     def shard(self, num_shards: int, index: int) -> StridedStream:
         """Keep those of this shard's rows whose number is `index` modulo `num_shards`."""
@@ -122,8 +122,7 @@ class _MicroBatches(IterableDataset[Any]):
 
     def _stream(self, epoch: int, worker: int, skipped: int) -> tuple[Iterator[Any], bool]:
         """Rows of this loader process, and whether the first ones that are skipped are left out already."""
-        rows, workers = self._rows, max(1, self._num_workers)
-        rows = told(rows, epoch)
+        rows, workers = told(self._rows, epoch), max(1, self._num_workers)
         num_shards = self._cut.num_shards * workers
         if num_shards > 1:
             # A part of Hugging Face's streams does not know of the epoch that the whole was told.

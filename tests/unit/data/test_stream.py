@@ -215,6 +215,21 @@ def test_a_stream_that_cannot_skip_says_what_is_read_again(caplog: pytest.LogCap
     assert "Numbers has no skip(count): 2 updates of epoch 2 are read again" in record.getMessage()
 
 
+@pytest.mark.parametrize("is_strided", [False, True])
+def test_a_skip_that_moves_the_stream_itself_is_refused(is_strided: bool) -> None:
+    class Moved(Numbers):
+        def skip(self, count: int) -> None:
+            self._rows = self._rows[count:]
+
+    rows = Moved(range(12))
+    with (
+        feed_of(StridedStream(rows) if is_strided else rows, Cut(4, 2, 0, 1)) as feed,
+        pytest.raises(ConfigError, match="of the stream Moved gave nothing") as caught,
+    ):
+        next(feed.epoch(0, 1))
+    assert "return the stream" in caught.value.fix
+
+
 def test_an_error_on_the_way_to_the_place_is_the_streams_own() -> None:
     with (
         feed_of(Plain(12, fails_at=3), Cut(2, 2, 0, 1)) as feed,
