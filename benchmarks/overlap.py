@@ -31,8 +31,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from drumline.build.parts import build_trainer
 from drumline.config.load import load_config
-from drumline.parallel.compression import Wire
-from drumline.parallel.ddp import Ddp, Reduction
+from drumline.parallel.compression import SentBucket, Wire
+from drumline.parallel.ddp import Ddp
+from drumline.parallel.reduction import Reduction
 from drumline.rundir import RunDir
 
 WARM_UP, ROUNDS, STEPS, PROFILED = 8, 3, 8, 3
@@ -86,7 +87,7 @@ VARIANTS = [
 class Silent(Wire):
     """Sends nothing."""
 
-    def sum(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def sum(self, bucket: SentBucket) -> torch.futures.Future[torch.Tensor]:
         gradient = bucket.buffer()
         devices = [gradient.device] if gradient.is_cuda else None
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)

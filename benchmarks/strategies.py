@@ -53,8 +53,8 @@ def spec(model: str, precision: str, kind: str, gpus: int, *, tiny: bool) -> dic
         "warmup": 20,
         "steps": 30,
         "config": {
-            "train": {"global_batch": (4 if tiny else 32) * shards, "lr": 6e-4, "compile": compiled,
-                      **PRECISIONS[precision]},
+            "train": {"global_batch": (4 if tiny else 32) * shards, "lr": 1e-4, "compile": compiled,
+                      "schedule": {"name": "constant", "warmup_steps": 10}, **PRECISIONS[precision]},
             "parallel": parallel,
             # As many a GPU, whoever reads for it.
             "loader": {"num_workers": 0 if tiny else 2 * gpus if kind == "data_parallel" else 2},

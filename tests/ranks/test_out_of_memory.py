@@ -47,6 +47,15 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), 0.01, weight_decay=0.1)
 
 
+def train_reducing_late(*args: Any) -> Seen:
+    """As `compile: whole` does, without compiling: hooks would cut the graph."""
+    os.environ["TORCHDYNAMO_DISABLE"] = "1"
+    try:
+        return train_with(*args)
+    finally:
+        del os.environ["TORCHDYNAMO_DISABLE"]
+
+
 def check(disturbed: list[Seen], undisturbed: Seen, tolerance: float = 1e-12) -> None:
     """All ranks come to one end, which is the undisturbed run's."""
     for seen in disturbed:
@@ -225,6 +234,18 @@ def test_the_size_grows_back_when_asked(ranks: RankPool, tmp_path: Path) -> None
     sizes = disturbed[0].sizes
     assert sizes[:3] == [6, 6, 6] and sizes[-3:] == [6, 6, 6]  # the first is the layout of the buckets
     assert [e["to"] for e in disturbed[0].events if e["event"] == "micro_batch_grown"] == [6]
+
+
+@pytest.mark.parametrize("where", ["forward", "synchronising", "after the step"])
+def test_all_ranks_go_on_where_all_is_reduced_after_the_backward_pass(
+    ranks: RankPool, tmp_path: Path, where: Where
+) -> None:
+    case = case_of(tmp_path, micro_batch=3, compile="whole")
+    undisturbed, _ = ranks.run(2, train_reducing_late, case, [], _model, adamw)
+    case = case_of(tmp_path, micro_batch=3, compile="whole")
+    disturbed = ranks.run(2, train_reducing_late, case, [Fault(where)], _model, adamw)
+    check(disturbed, undisturbed)
+    assert [seen.micro_batch for seen in disturbed] == [1] * 2
 
 
 @pytest.mark.parametrize("kind", ["single", "data_parallel"])

@@ -47,7 +47,7 @@ class DataParallel(Kind):
 
 
 class DdpParallel(Kind):
-    """A replica a process, gradients summed over all (torch DistributedDataParallel)."""
+    """A replica a process, gradients summed over all."""
 
     kind: Literal["ddp"] = "ddp"
     bucket_mb: PositiveFloat | Literal["auto"] = Field(

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,13 +20,33 @@ SMALLEST = 1e-20
 """A bucket of zeros gets the scale of this value, so that nothing is divided by zero."""
 
 
+class SentBucket(Protocol):
+    """What is asked of a bucket: torch's own (torch.distributed.GradBucket), or ours."""
+
+    def buffer(self) -> Tensor:
+        """All gradients, in one dimension."""
+        ...
+
+    def gradients(self) -> list[Tensor]:
+        """Parts of the buffer, each of its parameter's shape."""
+        ...
+
+    def parameters(self) -> list[Tensor]:
+        """What they are the gradients of."""
+        ...
+
+    def is_last(self) -> bool:
+        """Whether it is the last of its backward pass."""
+        ...
+
+
 class Wire:
     """Sums buckets as they are. Compression is a subclass; what it does comes to a sum on all ranks, too."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
 
-    def sum(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def sum(self, bucket: SentBucket) -> torch.futures.Future[Tensor]:
         """Start the all-reduce of one bucket, in place and without dividing."""
         work = dist.all_reduce(bucket.buffer(), group=self._group, async_op=True)
         reduced: torch.futures.Future[Tensor] = work.get_future().then(first_value)
@@ -59,7 +79,7 @@ class Aside(Wire, ABC):
         # Urgent, since its kernels are small and the other ranks wait for them.
         self._stream = torch.cuda.Stream(device, priority=-1) if device.type == "cuda" else None
 
-    def sum(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def sum(self, bucket: SentBucket) -> torch.futures.Future[Tensor]:
         """Have the bucket summed in place."""
         future: torch.futures.Future[Tensor] = torch.futures.Future(devices=[self._device] if self._stream else None)
         with self._beside():
@@ -68,7 +88,7 @@ class Aside(Wire, ABC):
         return future
 
     @abstractmethod
-    def _sum(self, bucket: dist.GradBucket) -> None:
+    def _sum(self, bucket: SentBucket) -> None:
         """Sum the bucket in place, in the current stream."""
 
     def _reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> None:
@@ -96,7 +116,7 @@ class HalfWire(Aside):
         self._dtype = dtype
         self._room = torch.finfo(torch.float16).max / group.size()
 
-    def _sum(self, bucket: dist.GradBucket) -> None:
+    def _sum(self, bucket: SentBucket) -> None:
         gradient = bucket.buffer()
         if self._dtype != torch.float16:
             rounded = gradient.to(self._dtype)
@@ -135,13 +155,13 @@ class PowerSgdWire(Aside):
         self._rank = rank
         self._low_rank = LowRank(list(trainable), rank, partial(dist.all_reduce, group=group))
 
-    def sum(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def sum(self, bucket: SentBucket) -> torch.futures.Future[Tensor]:
         """Have the bucket summed, plainly before the start."""
         compressed = self._windows >= self._start
         self._windows += bucket.is_last()
         return super().sum(bucket) if compressed else Wire.sum(self, bucket)
 
-    def _sum(self, bucket: dist.GradBucket) -> None:
+    def _sum(self, bucket: SentBucket) -> None:
         names = [self._names[id(p)] for p in bucket.parameters()]
         self._low_rank.sum(dict(zip(names, bucket.gradients(), strict=True)))
 

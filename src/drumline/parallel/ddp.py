@@ -22,8 +22,10 @@ from drumline.parallel.groups import Groups
 from drumline.parallel.handover import hand_over
 from drumline.parallel.materialise import room_for_values
 from drumline.parallel.objective import add_sums, preserved, run_pass
+from drumline.parallel.reduction import LateReduction, Reduction
 from drumline.parallel.single import Part, Single
 from drumline.parallel.strategy import Learner, Loss, MakeAverage, MicroBatch, Notes, Outcome, Scale, Sums
+from drumline.parallel.unused import parameters_of_graph
 
 BUCKET_MB, UNCUT_BUCKET_MB = 25.0, 200.0
 """Of reductions that begin during the backward pass (torch's own), and of such that all begin at its end."""
@@ -32,27 +34,13 @@ REDUCED_TWICE = "mark a variable ready only once"
 """What torch says where a parameter's hook fires again in one pass."""
 
 
-class Reduction:
-    """What the communication hook knows of a backward pass."""
-
-    def __init__(self, wire: Wire) -> None:
-        self.wire = wire
-        self.whole = False
-        """Whether the last bucket was sent; torch sends them in order."""
-        self.squares: list[Tensor] | None = None
-        """Of this rank's own gradient, a bucket each; None: nobody wants to know them."""
-
-
 def sum_bucket(reduction: Reduction, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
     """Communication hook: start the all-reduce of one bucket, without dividing.
 
     torch divides by the world size first; here losses are scaled by the whole window's count already, so that a plain
     sum is the gradient, and one pass over the buckets is saved.
     """
-    reduction.whole = reduction.whole or bucket.is_last()
-    if reduction.squares is not None:
-        reduction.squares.append(torch.linalg.vector_norm(bucket.buffer()).double().square())
-    return reduction.wire.sum(bucket)
+    return reduction.send(bucket)
 
 
 @dataclass
@@ -60,7 +48,8 @@ class Replica:
     """The wrapper of one learner, and what it saw of the window that is running."""
 
     part: Part
-    wrapped: DistributedDataParallel
+    wrapped: nn.Module
+    """torch's DistributedDataParallel, or the bare objective where all is reduced after the backward pass."""
     reduction: Reduction
     missing: list[str] = field(default_factory=list)
     """Parameters that this rank did not use."""
@@ -117,6 +106,13 @@ class Ddp(Single):
     def _wrap(self, part: Part, wire: Wire | None = None, *, again: bool = False) -> Replica:
         """wire: what the reduction goes over, made here where it is none; again: all ranks have equal weights."""
         settings = self._settings
+        wire = wire or make_wire(settings, self._group, self.device, part.trainable)
+        if reduces_late(self._compute, settings):
+            dist._verify_params_across_processes(self._group, list(part.trainable.values()), None)
+            if not again:
+                share_values(part.objective, self._group)
+            late = LateReduction(wire, part.trainable, round(bucket_mb(self._compute, settings) * 2**20))
+            return Replica(part, part.objective, late, laid_out=True)
         options: dict[str, Any] = {
             "process_group": self._group,
             "bucket_cap_mb": bucket_mb(self._compute, settings),
@@ -130,10 +126,9 @@ class Ddp(Single):
         # torch 2.13 has a new name for it and warns about the old one.
         known = inspect.signature(DistributedDataParallel.__init__).parameters
         options["forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"] = False
-        wire = wire or make_wire(settings, self._group, self.device, part.trainable)
-        replica = Replica(part, DistributedDataParallel(part.objective, **options), Reduction(wire))
-        replica.wrapped.register_comm_hook(replica.reduction, sum_bucket)
-        return replica
+        wrapped, reduction = DistributedDataParallel(part.objective, **options), Reduction(wire)
+        wrapped.register_comm_hook(reduction, sum_bucket)
+        return Replica(part, wrapped, reduction)
 
     def window(self, name: str, micro_batches: Sequence[MicroBatch], scale: Scale) -> Sums:
         """Accumulate locally, then reduce in the last pass."""
@@ -186,7 +181,8 @@ class Ddp(Single):
         share_buffers(self._model, names, self._group)
 
     def _run(self, replica: Replica, micro_batch: MicroBatch, scale: Scale, *, synchronise: bool) -> Loss:
-        replica.wrapped.require_backward_grad_sync = synchronise
+        if isinstance(replica.wrapped, DistributedDataParallel):
+            replica.wrapped.require_backward_grad_sync = synchronise
         replica.reduction.whole = False
         precision = replica.part.precision
         try:
@@ -217,8 +213,14 @@ class Ddp(Single):
         replica.laid_out = True
 
     def _complete(self, replica: Replica, target: Tensor) -> None:
-        """Send the buckets that wait for parameters which this pass did not use."""
+        """Send the buckets that wait for parameters which this pass did not use, or all of them."""
         trainable = replica.part.trainable
+        if isinstance(replica.reduction, LateReduction):
+            unused = replica.reduction.run()
+            replica.missing = [name for name in trainable if name in unused]
+            if unused and self._settings.find_unused == "never":
+                raise no_gradient_for(replica.missing)
+            return
         by_torch = self._settings.static_graph or self._settings.find_unused == "always"
         if replica.reduction.whole and not by_torch:
             return
@@ -228,10 +230,7 @@ class Ddp(Single):
         used = parameters_of_graph(target)
         missing = {name: p for name, p in trainable.items() if id(p) not in used}
         if self._settings.find_unused == "never":
-            raise DrumlineError(
-                f"no gradient for {', '.join(replica.missing or missing)}",
-                "use these parameters in every forward pass, freeze them, or set parallel.find_unused=auto",
-            )
+            raise no_gradient_for(replica.missing or list(missing))
         torch.autograd.backward(list(missing.values()), [torch.zeros_like(p) for p in missing.values()])
         if not replica.reduction.whole:
             raise DrumlineError(
@@ -349,6 +348,20 @@ class Ddp(Single):
         super().close()
 
 
+def no_gradient_for(names: Sequence[str]) -> DrumlineError:
+    """What find_unused: never makes of parameters that a pass did not use."""
+    return DrumlineError(
+        f"no gradient for {', '.join(names)}",
+        "use these parameters in every forward pass, freeze them, or set parallel.find_unused=auto",
+    )
+
+
+def reduces_late(compute: Compute, settings: DdpParallel) -> bool:
+    """Whether a backward pass gives all its gradients at its end, so that there is nothing to be reduced beside it."""
+    by_torch = settings.static_graph or settings.find_unused == "always" or not settings.gradient_as_bucket_view
+    return compute.compile == "whole" and not settings.cut_graphs and not by_torch
+
+
 def bucket_mb(compute: Compute, settings: DdpParallel) -> float:
     """Size of a gradient bucket in MiB; both automatic ones: benchmarks/results/2026-11-28-ddp-2xh200.md."""
     if settings.bucket_mb != "auto":
@@ -382,19 +395,3 @@ def one_graph() -> Iterator[None]:
 def unit_of(part: Part) -> Tensor | float:
     """What one gradient is multiplied by: the loss scale, where there is one."""
     return 1.0 if part.precision.loss_scale is None else part.precision.loss_scale.scale
-
-
-def parameters_of_graph(target: Tensor) -> set[int]:
-    """Ids of the parameters that a backward pass from this tensor reaches."""
-    used: set[int] = set()
-    seen: set[Any] = set()
-    waiting: list[Any] = [target.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            used.add(id(node.variable))
-        waiting.extend(following for following, _ in node.next_functions)
-    return used

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
 
 logger = logging.getLogger("drumline")
 
@@ -49,3 +52,19 @@ def describe(ranks: Sequence[int], num_working: int, world_size: int, noun: str 
     if world_size == 1:
         return "not used"
     return f"on all {noun}s" if len(ranks) == num_working else f"on {noun} {', '.join(map(str, ranks))} only"
+
+
+def parameters_of_graph(target: Tensor) -> set[int]:
+    """Ids of the parameters that a backward pass from this tensor reaches."""
+    used: set[int] = set()
+    seen: set[Any] = set()
+    waiting: list[Any] = [target.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            used.add(id(node.variable))
+        waiting.extend(following for following, _ in node.next_functions)
+    return used
