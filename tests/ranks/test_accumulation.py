@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from drumline import Trainer
-from drumline.parallel.compression import Wire
+from drumline.parallel.compression import SentBucket, Wire
 from drumline.parallel.ddp import Ddp
 from tests.rank_pool import RankPool
 from tests.ranks.training import Case, MaskedRegression, MaskedRows, config_of, fresh, make_model
@@ -25,7 +25,7 @@ class Counted(Wire):
         super().__init__(group)
         self.sums = 0
 
-    def sum(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def sum(self, bucket: SentBucket) -> torch.futures.Future[torch.Tensor]:
         self.sums += 1
         return super().sum(bucket)
 

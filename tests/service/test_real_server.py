@@ -163,14 +163,32 @@ def test_a_file_that_begins_anew_is_told_as_such(server: Served) -> None:
         b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 9\r\n\r\nhello",
         b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\n",
         b"GET /jobs\x00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /" + b"a" * 40_000,
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 40_000,
+        b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n" + b"X: a\r\n" * 20_000 + b"\r\n",
     ],
-    ids=["tls", "version", "long", "two lengths", "chunks", "nul"],
+    ids=["tls", "version", "long", "two lengths", "chunks", "nul", "address", "endless header", "many headers"],
 )
 def test_what_is_no_http_is_refused_and_the_server_goes_on(server: Served, start: bytes) -> None:
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=LIMIT_S) as client:
         client.sendall(start)
         answer = client.recv(1000)
     assert answer == b"" or b" 4" in answer.split(b"\r\n")[0]
+    assert httpx.get(f"{server.url}/healthz").status_code == 200
+
+
+def test_trailers_without_end_are_cut_off(server: Served) -> None:
+    """They come after the body, whose limit they do not count for, and after the answer."""
+    sent = 0
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=LIMIT_S) as client:
+        client.sendall(b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
+        try:
+            while sent < 100 * 2**20:
+                client.sendall(b"X: a\r\n" * 10_000)
+                sent += 60_000
+        except OSError:  # it has closed the connection
+            pass
+    assert sent < 10 * 2**20
     assert httpx.get(f"{server.url}/healthz").status_code == 200
 
 

@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from pydantic_core import to_json
+
 from drumline.rundir import RunDir, read_lines
-from drumline.service.views import finite
+from drumline.service.kept_json import KeptJson
 
 MOST_RECORDS = 1000
 """Of a job's answer. All of them are at its `metrics`."""
 KINDS = ("train", "eval")
+_KEPT = KeptJson(8 * 2**20)
 
 
-def training_history(run: Path) -> tuple[Mapping[str, Any], ...]:
-    """Log lines and evaluations, null for what is not finite; of more than MOST_RECORDS some, first and last too."""
+def training_history(run: Path) -> bytes:
+    """Log lines and evaluations as a JSON list, null for what is not finite.
+
+    Of more than MOST_RECORDS some, first and last too. What a file of the same size and moment said is kept.
+    """
     metrics = RunDir(run).metrics
     try:
         status = os.stat(metrics)  # noqa: PTH116  # read anew only when it is another file
     except OSError:
-        return ()
-    return _read(metrics, status.st_ino, status.st_size, status.st_mtime_ns)
+        return b"[]"
+    key = (metrics, status.st_ino, status.st_size, status.st_mtime_ns)
+    return _KEPT.get(key, lambda: _read(metrics))
 
 
-@lru_cache(maxsize=64)
-def _read(metrics: Path, *_version: int) -> tuple[Mapping[str, Any], ...]:
+def _read(metrics: Path) -> bytes:
     records = [record for record in read_lines(metrics) if record.get("kind") in KINDS]
-    return tuple(finite(record) for record in spread(records, MOST_RECORDS))
+    return to_json(spread(records, MOST_RECORDS), inf_nan_mode="null")
 
 
 def spread(records: list[dict[str, Any]], most: int) -> tuple[Mapping[str, Any], ...]:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 
 from pydantic_core import to_json
 
 from drumline.jobs.records import Job
 from drumline.jobs.store import Page
+from drumline.service.kept_json import KeptJson
 from drumline.service.views import job_values
 
-NUM_KEPT = 2048
-"""Jobs whose JSON is kept, a kilobyte each."""
+KEPT_BYTES = 3 * 2**20
+"""Of jobs' JSON, a kilobyte each."""
 
 
 class JobLists:
     """Writes lists of the jobs of one store. For all threads."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[object, ...], bytes] = {}
-        """By all that the JSON of a job that waits or has ended depends on; the jobs themselves are not held."""
-        self._lock = threading.Lock()
+        self._kept = KeptJson(KEPT_BYTES)
+        """Of jobs that wait or have ended; the jobs themselves are not held."""
 
     def json(self, page: Page[Job], places: Mapping[str, int], base: str) -> bytes:
         """A JobList. places: in the queue, by the jobs' ids; base: see `job_values`."""
@@ -33,13 +32,4 @@ class JobLists:
         if job.state != "queued" and not job.has_ended:
             return to_json(job_values(job, base, place))
         key = (job.id, job.version, job.waits_for, base, place)
-        known = self._kept.get(key)
-        return self._keep(key, to_json(job_values(job, base, place))) if known is None else known
-
-    def _keep(self, key: tuple[object, ...], item: bytes) -> bytes:
-        """In place of what was kept first, where there is much."""
-        with self._lock:
-            self._kept[key] = item
-            if len(self._kept) > NUM_KEPT:
-                del self._kept[next(iter(self._kept))]
-        return item
+        return self._kept.get(key, lambda: to_json(job_values(job, base, place)))

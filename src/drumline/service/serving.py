@@ -26,7 +26,7 @@ KEEP_ALIVE_S = 15
 GRACE_S = 10
 """How long requests that go on at the end may take; streams end at once, jobs are none of them."""
 HEADERS_BYTES = 32 * 1024
-"""Of one request."""
+"""Of one request, with its address."""
 BACKLOG = 512
 OTHER_CONNECTIONS = 1000
 """At once, besides streams."""
@@ -41,7 +41,7 @@ def serve(config: ServiceConfig, tell: Callable[[str], None] = logger.info) -> i
     StoreError and MissingExtra.
     """
     check_keys(config)
-    uvicorn = _uvicorn()
+    uvicorn = _import("uvicorn")
     from drumline.service.app import create_app
     from drumline.service.opening import open_service
 
@@ -75,8 +75,7 @@ def settings(config: ServiceConfig) -> dict[str, Any]:
         "timeout_keep_alive": KEEP_ALIVE_S,
         "timeout_graceful_shutdown": GRACE_S,
         "limit_concurrency": config.limits.max_streams + OTHER_CONNECTIONS,
-        "h11_max_incomplete_event_size": HEADERS_BYTES,
-        "http": "h11",
+        "http": _protocol_class(),
         "ws": "none",
     }
 
@@ -132,11 +131,47 @@ def _server_class(uvicorn: Any) -> Any:
     return Server
 
 
-def _uvicorn() -> Any:
+def _protocol_class() -> Any:
+    base: Any = _import("uvicorn.protocols.http.httptools_impl").HttpToolsProtocol
+
+    class Protocol(base):  # type: ignore[misc]
+        """Parsed in C, which takes a tenth less time for a request than h11 does; the end of headers is ours."""
+
+        transport: Any
+        headers: list[tuple[bytes, bytes]]
+        url: bytes
+        _pending = 0
+        """Bytes of which nothing has come yet: a head or trailers that go on and on."""
+
+        def data_received(self, data: bytes) -> None:
+            self._pending += len(data)
+            super().data_received(data)
+            if self._pending > HEADERS_BYTES and not self.transport.is_closing():
+                self.send_400_response("Headers are too long.")
+
+        def on_headers_complete(self) -> None:
+            self._pending = 0
+            size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+            if size > HEADERS_BYTES:
+                raise ValueError("headers are too long")  # answered by the parser's caller
+            super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            self._pending = 0
+            super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._pending = 0
+            super().on_message_complete()
+
+    return Protocol
+
+
+def _import(name: str) -> Any:
     try:
-        return importlib.import_module("uvicorn")
-    except ImportError:
-        raise MissingExtra("uvicorn", "serve") from None
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingExtra(error.name or name, "serve") from None
 
 
 def _allow_files() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -205,17 +205,15 @@ def job_view(job: Job, base: str, position: int | None = None) -> JobView:
 def detail_values(
     job: Job,
     base: str,
-    history: Sequence[Mapping[str, Any]] | None,
     *,
     position: int | None = None,
     log_sources: list[str] | None = None,
     note: str = "",
 ) -> dict[str, Any]:
-    """A JobDetail, as plain values that JSON has. history: finite records of metrics.jsonl, of an ended job."""
+    """A JobDetail but for its history, as plain values that JSON has."""
     summary = finite(job.result.get("summary"))
     return {
         **job_values(job, base, position),
-        "training_history": history,
         "summary": summary if isinstance(summary, dict) else None,
         "log_sources": log_sources,
         "defaults_version": job.work.defaults_version,

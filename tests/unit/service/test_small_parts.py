@@ -18,6 +18,7 @@ from drumline.jobs.requests import Who
 from drumline.service.etags import PreconditionFailed, etag_of, matches, require_match
 from drumline.service.history import spread, training_history
 from drumline.service.idempotency import idempotency_of
+from drumline.service.kept_json import KeptJson
 from drumline.service.problems import MOST_FIELDS, STATUS_OF, answer_to, responses
 from drumline.service.rates import Rates
 from drumline.service.times import parse_time
@@ -66,12 +67,32 @@ def test_a_long_history_is_spread_evenly_with_its_ends() -> None:
 
 
 def test_a_history_has_log_lines_and_evaluations_and_is_read_again_when_it_grew(tmp_path: Path) -> None:
-    assert training_history(tmp_path) == ()
+    assert json.loads(training_history(tmp_path)) == []
     metrics = tmp_path / "metrics.jsonl"
-    metrics.write_text('{"kind": "train", "loss": 2}\n{"kind": "gpu"}\n')
-    assert training_history(tmp_path) == ({"kind": "train", "loss": 2},)
+    metrics.write_text('{"kind": "train", "loss": NaN}\n{"kind": "gpu"}\n')
+    first = training_history(tmp_path)
+    assert json.loads(first) == [{"kind": "train", "loss": None}]
+    assert training_history(tmp_path) is first
     metrics.write_text('{"kind": "train", "loss": 2}\n{"kind": "gpu"}\n{"kind": "eval", "loss": 1}\n')
-    assert len(training_history(tmp_path)) == 2
+    assert [record["loss"] for record in json.loads(training_history(tmp_path))] == [2, 1]
+
+
+def test_json_is_kept_up_to_so_many_bytes_the_newest_last() -> None:
+    kept, made = KeptJson(10), list[str]()
+
+    def get(key: str, size: int = 4) -> bytes:
+        return kept.get(key, lambda: made.append(key) or key.encode() * size)  # type: ignore[func-returns-value]
+
+    assert (get("a"), get("b"), get("a")) == (b"aaaa", b"bbbb", b"aaaa")
+    assert made == ["a", "b"]
+    get("c")  # twelve bytes: what came first goes
+    get("b")
+    get("a")
+    assert made == ["a", "b", "c", "a"]
+    assert get("d", 11) == b"d" * 11  # too large to be kept, and nothing else is then
+    get("d", 11)
+    get("a")
+    assert made == ["a", "b", "c", "a", "d", "d", "a"]
 
 
 class Body(BaseModel):

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from drumline.jobs.records import JobKind, State
 from drumline.jobs.requests import JobRequest
 from drumline.jobs.store import JobFilter
-from drumline.service.details import told_of
+from drumline.service.details import detail_json
 from drumline.service.etags import NOT_CHANGED, tagged
 from drumline.service.guarded import StoreRoute, guarded_router
 from drumline.service.idempotency import IdempotencyKey, Repeated, idempotency_of
@@ -113,7 +113,7 @@ def _add_reading(routes: APIRouter) -> None:
     @routes.get("/jobs/{job_id}", response_model=JobDetail, responses={**NOT_CHANGED, **responses(404)})
     def get_job(job_id: JobId, request: Request, service: TheService, who: TheWho, base: TheBase) -> Response:
         """One job: how far it is, and what became of it."""
-        return tagged(request, told_of(service.board, service.board.get(job_id, who), base))
+        return tagged(request, detail_json(service.board, service.board.get(job_id, who), base))
 
 
 def _add_changes(routes: APIRouter) -> None:
