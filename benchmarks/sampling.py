@@ -3,7 +3,7 @@
 Usage: python benchmarks/sampling.py OUT_FILE [--parts questions looks units steps] [--tiny]. Prints tables and writes
 its figures as JSON. Needs a GPU; --tiny is a small shape on the CPU: does the script itself work?
   questions: time and CPU time of each question that a look asks of one GPU, and of others that it could ask instead.
-  looks: CPU time of a look at all GPUs, five times a second, and what share of a core that is at one a second.
+  looks: CPU time of a look at all GPUs as a run's sampler takes them, one a second, and of each question in it.
   units: what GPM, use and power say of an idle GPU, a matrix product, a copy on the GPU and one from the host.
   steps: recipe gpt2_124m without sampling, with a sampler on a thread of the same process, and in a child process;
          blocks of updates in turn, at one look a second.
@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -26,8 +27,9 @@ from typing import Any
 import torch
 from timed_steps import advance, synchronise, timed
 
+from drumline.hardware.nvml import Unavailable, load
 from drumline.hardware.records import GpuSample
-from drumline.hardware.sample import take
+from drumline.hardware.sample import ENERGY_EVERY_S, take
 from drumline.hardware.session import Session, open_session
 
 CHILD = """
@@ -103,26 +105,57 @@ def questions(session: Session) -> list[dict[str, Any]]:
     return rows
 
 
-def looks(session: Session, seconds: float) -> dict[str, Any]:
-    """take() five times a second: GPM has a value for each look, and the GPU idles in between."""
-    take(session)
+class Timed:
+    """NVML's module, in which the CPU time of each function is added up by its name."""
+
+    def __init__(self, nvml: Any) -> None:
+        self._nvml = nvml
+        self.seconds: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._nvml, name)
+        if not name.startswith("nvml") or not callable(found):
+            return found
+
+        def call(*args: Any, **options: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return found(*args, **options)
+            finally:
+                self.seconds[name] += time.thread_time() - began
+
+        return call
+
+
+def looks(period_s: float, count: int) -> dict[str, Any]:
+    """Looks as a run's sampler takes them: at its rate, with its rare questions as rare."""
+    nvml = load()
+    timed_nvml = None if isinstance(nvml, Unavailable) else Timed(nvml)
     walls, cpus, process = [], [], []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        time.sleep(0.2)
-        wall, cpu, whole = time.perf_counter(), time.thread_time(), time.process_time()
-        snapshot = take(session)
-        process.append(time.process_time() - whole)
-        cpus.append(time.thread_time() - cpu)
-        walls.append(time.perf_counter() - wall)
+    with open_session(timed_nvml) as session:
+        for _ in range(2):  # what is asked once, and the first window of GPM
+            take(session, energy_every_s=ENERGY_EVERY_S)
+            time.sleep(period_s)
+        if timed_nvml is not None:
+            timed_nvml.seconds.clear()
+        for _ in range(count):
+            wall, cpu, whole = time.perf_counter(), time.thread_time(), time.process_time()
+            snapshot = take(session, energy_every_s=ENERGY_EVERY_S)
+            process.append(time.process_time() - whole)
+            cpus.append(time.thread_time() - cpu)
+            walls.append(time.perf_counter() - wall)
+            time.sleep(period_s)
+    by_question = {} if timed_nvml is None else dict(timed_nvml.seconds.most_common())
     figures = {
         "gpus": len(snapshot.gpus),
-        "looks": len(walls),
+        "looks": count,
+        "period_s": period_s,
         "wall_ms": 1e3 * statistics.median(walls),
         "cpu_ms": 1e3 * statistics.median(cpus),
         "cpu_ms_mean": 1e3 * statistics.mean(cpus),
         "process_cpu_ms_mean": 1e3 * statistics.mean(process),
         "share_of_a_core_at_1_hz": statistics.mean(process),
+        "cpu_ms_a_look_by_question": {name: 1e3 * seconds / count for name, seconds in by_question.items()},
         "source": snapshot.source,
         "refused": {sample.gpu.index: dict(sample.refused) for sample in snapshot.gpus},
     }
@@ -130,6 +163,8 @@ def looks(session: Session, seconds: float) -> dict[str, Any]:
         f"a look at {figures['gpus']} GPU(s): {figures['wall_ms']:.2f} ms, of which {figures['cpu_ms']:.2f} ms CPU; "
         f"at 1 Hz {100 * figures['share_of_a_core_at_1_hz']:.2f}% of a core (bar: 1% for all)"
     )
+    for name, seconds in list(by_question.items())[:12]:
+        print(f"| {name} | {1e3 * seconds / count:.3f} ms a look |")
     return figures
 
 
@@ -285,7 +320,7 @@ def main() -> None:
         if "questions" in asked.parts and snapshot.gpus:
             keep("questions", questions(session))
         if "looks" in asked.parts:
-            keep("looks", looks(session, 1.0 if asked.tiny else 12.0))
+            keep("looks", looks(0.1 if asked.tiny else 1.0, 5 if asked.tiny else 20))
         if "units" in asked.parts:
             keep("units", units(session, 0.3 if asked.tiny else 2.0, 64 if asked.tiny else 8192, device))
     if "steps" in asked.parts:
