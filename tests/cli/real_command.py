@@ -77,6 +77,11 @@ class Command:
             self._process.kill()
             self._process.communicate()
 
+    @property
+    def pid(self) -> int:
+        """Of the command itself."""
+        return self._process.pid
+
     def reaches(self, true: Callable[[], object], limit_s: float = 60.0) -> None:
         """Wait until something is true of the command; fails after limit_s, or when it ends before."""
         limit = time.monotonic() + limit_s

@@ -5,33 +5,38 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NoReturn
 
 import torch
+import torch.distributed as dist
 
 from drumline.build.trained_model import load_run
 from drumline.config.infer_file import load_inference_config
-from drumline.config.inference import InferenceConfig
+from drumline.config.inference import GenerateTask, InferenceConfig
 from drumline.config.kept import checkpoint_of
 from drumline.engine.process import expandable_segments
 from drumline.errors import ConfigError, DrumlineError, HardwareError, Interrupted
 from drumline.infer.before_loading import check_named, check_question
 from drumline.infer.ledger_folder import FACTS_LOCK, lock_file
-from drumline.infer.loading import load_model_for, predictor_of
+from drumline.infer.loading import WORKER, devices_of, load_model_for, predictor_of
 from drumline.infer.locks import Locks
 from drumline.infer.records import Predictor
 from drumline.infer.rows import prepare_rows
 from drumline.infer.same_threads import SameThreads
 from drumline.infer.stop_requests import ASKED, StopRequest
+from drumline.infer.team import FOLLOW, Followers, Seat, Together, follow
 from drumline.infer.work import WorkSettings, work
 from drumline.launcher.independent_child import Start
 from drumline.launcher.notices import Notice, noting
 from drumline.launcher.world import detect_world
 from drumline.manifest import read_manifest
+from drumline.plan.replicas import check_split
 from drumline.predictions import PredictionDir
 from drumline.rundir import RunDir, read_json, write_json
 from drumline.track.logs import console_handler, log_to_file
@@ -75,13 +80,44 @@ def answer_rows(place: PredictionDir, config: InferenceConfig, start: Start | No
         raise Interrupted(ASKED)
     check_named(config, read_json(place.rows_facts)["columns"])
     device = own_device(config, alone=start is not None)
+    with team_of(place, config, device) as followers:
+        predictor = predictor_here(with_agreed_step(place, config, asked), device)
+        if followers is not None:
+            predictor = Together(predictor, followers)
+        logger.info("%s for %s on %s", config.model.path, config.task.kind, device)
+        work(place, predictor, WorkSettings(config, device), stop=asked)
+
+
+@contextmanager
+def team_of(place: PredictionDir, config: InferenceConfig, device: torch.device) -> Iterator[Followers | None]:
+    """Inside, the other processes of a tensor split are there; None: this process computes alone."""
+    devices = devices_of(config, device)
+    if config.split is None or config.split.kind == "layers" or len(devices) == 1:
+        yield None
+        return
+    check_split(config)
+    with closing(Followers([sys.executable, "-m", WORKER, str(place.path)], devices)) as followers:
+        yield followers
+
+
+def predictor_here(config: InferenceConfig, device: torch.device) -> Predictor:
+    """The predictor of this process, leader or follower, as all workers of a run have it."""
     for each in range(torch.cuda.device_count() if device.type == "cuda" else 0):  # a split model has several
         torch.cuda.set_per_process_memory_fraction(config.hardware.memory_fraction, each)
-    predictor: Predictor = make_predictor(with_agreed_step(place, config, asked), device)
-    if device.type == "cpu":
-        predictor = SameThreads(predictor)
-    logger.info("%s for %s on %s", config.model.path, config.task.kind, device)
-    work(place, predictor, WorkSettings(config, device), stop=asked)
+    if dist.is_initialized() and isinstance(config.task, GenerateTask):
+        # A choice by time could be another one in each process.
+        config = config.model_copy(update={"task": config.task.model_copy(update={"engine": "padded"})})
+    predictor = make_predictor(config, device)
+    return SameThreads(predictor) if device.type == "cpu" else predictor
+
+
+def follow_leader(directory: Path, seat: Seat) -> None:
+    """What a process does that another worker has started for its part of each layer."""
+    for name in STOP_SIGNALS:  # the leader stops between two batches, and this process with it
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    config = load_inference_config(PredictionDir(directory).run.config, {})
+    with expandable_segments(config.hardware.expandable_segments):
+        follow(seat, lambda device: predictor_here(config, device))
 
 
 def with_agreed_step(
@@ -162,6 +198,9 @@ def log_of(place: PredictionDir, start: Start | None) -> Path:
 
 def as_program(directory: Path) -> NoReturn:
     """Run as a process; a launcher of ours shows what it raises, without one it is said on standard error."""
+    if FOLLOW in sys.argv:
+        follow_leader(directory, Seat(**json.loads(sys.argv[sys.argv.index(FOLLOW) + 1])))
+        sys.exit(0)
     if ALONE in sys.orig_argv or AMONG_RANKS in sys.orig_argv:
         main(directory)
         sys.exit(0)

@@ -175,12 +175,11 @@ def worker_gpus(config: InferenceConfig, hardware: Any) -> tuple[tuple[str, ...]
     Raises HardwareError where there are too few, and ConfigError where the size of a split model cannot be told.
     """
     from drumline.launcher.start import choose_workers
-    from drumline.plan.replicas import gpus_needed, refuse_tensor, replicas, weight_bytes
+    from drumline.plan.replicas import check_split, gpus_needed, replicas, weight_bytes
 
     workers = choose_workers(config.hardware, hardware)
     split = config.split
-    if split is not None:
-        refuse_tensor(split)
+    check_split(config)
     if not workers.gpus:
         return ((),) * workers.num
     if split is None:

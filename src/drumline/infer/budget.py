@@ -13,6 +13,7 @@ from drumline.config.inference import BatchingConfig
 from drumline.engine.process import empty_cache
 from drumline.engine.recover import finds_no_memory
 from drumline.infer.records import Predictor, Prepared
+from drumline.infer.tries import WorkerLost
 from drumline.rundir import read_json, write_json
 
 ON_CPU = 4096
@@ -78,6 +79,8 @@ class GpuMemory:
         before = [torch.cuda.memory_allocated(device) for device in self._devices]
         try:
             action()
+        except WorkerLost:  # whatever it was caused by
+            raise
         except Exception as error:
             if not finds_no_memory(error):
                 raise

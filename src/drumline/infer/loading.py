@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from drumline.config.inference import ChooseTask, ClassifyTask, EmbedTask, GenerateTask, InferenceConfig, ScoreTask
@@ -68,14 +69,18 @@ def load_model_for(config: InferenceConfig, device: torch.device) -> LoadedModel
     """The model of a folder or of the hub, for the task."""
     places = places_of(config.model)
     head = head_for(config.task.kind, places)
-    if config.split is not None:
+    if config.split is not None and places.adapter is not None:
+        raise ConfigError(
+            f"{config.model.path} is an adapter, and split is set", "merge it into its model (drumline export)"
+        )
+    if config.split is not None and config.split.kind == "layers":
         from drumline.infer.split import load_split
 
-        if places.adapter is not None:
-            raise ConfigError(
-                f"{config.model.path} is an adapter, and split is set", "merge it into its model (drumline export)"
-            )
         model = load_split(places.base, config, devices_of(config, device))
+    elif config.split is not None and len(devices_of(config, device)) > 1 and not dist.is_initialized():
+        raise ConfigError(
+            "split.kind tensor takes several processes, and here is one", "use the command drumline infer"
+        )
     else:
         model = load_folder(config, places, head, device)
     if head == "image_classification":
@@ -91,10 +96,14 @@ def load_model_for(config: InferenceConfig, device: torch.device) -> LoadedModel
 def devices_of(config: InferenceConfig, first: torch.device) -> list[torch.device]:
     """The devices of a split model: this one and those after it, as many as are asked for or visible.
 
-    No more than this process's share, where it is one of several that see all GPUs of their machine.
+    No more than this process's share, where it is one of several that see all GPUs of their machine. On the CPU a
+    tensor split has as many processes as are asked for.
     """
     if first.type != "cuda":
-        return [first]
+        split = config.split
+        if split is None or split.kind == "layers" or split.gpus == "auto":
+            return [first]
+        return [first] * split.gpus
     begin, end = first.index or 0, torch.cuda.device_count()
     if WORKER not in sys.orig_argv:  # a worker sees no GPUs but its own
         end = min(end, begin + max(1, end // detect_world().local_size))

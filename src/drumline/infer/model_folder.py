@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from drumline.config.inference import InferenceConfig, InferenceModel
@@ -18,6 +19,7 @@ from drumline.data.hub import local_folder
 from drumline.data.tokenizers import Tokenizer, has_tokenizer, load_tokenizer
 from drumline.engine.recover import finds_no_memory
 from drumline.errors import ConfigError, DataError, DrumlineError, MissingExtra
+from drumline.infer.team import in_parts
 from drumline.infer.tries import LOST, WorkerLost
 from drumline.models.adapter_files import SETTINGS, WEIGHTS, read_settings
 from drumline.models.hub import find_folder, refuse_code
@@ -172,11 +174,32 @@ def made(config: InferenceConfig, places: Places, head: Head, device: torch.devi
     shape = shape_of(places, head)
     if config.model.random_weights:
         return random_model(auto, shape, options, device, config.seed)
-    model, lacking = read_model(auto, places, shape, {**options, **placement(config, device, dtype)})
+    if config.split is not None and config.split.kind == "tensor" and dist.is_initialized():  # by infer.team
+        check_parts(shape, dist.get_world_size())
+        with in_parts(device) as parts:
+            model, lacking = read_model(auto, places, shape, {**options, **parts})
+    else:
+        model, lacking = read_model(auto, places, shape, {**options, **placement(config, device, dtype)})
     if places.adapter is not None:
         model, lacking = with_adapter(model, places.adapter, lacking, merged=config.model.quantise == "none")
     refuse_lacking(config, head, lacking)
     return model
+
+
+def check_parts(shape: Any, num_parts: int) -> None:
+    """Raise ConfigError for a model whose layers cannot be shared out among so many processes."""
+    text = shape.get_text_config()
+    if not getattr(text, "base_model_tp_plan", None):
+        raise ConfigError(
+            f"a model of type {shape.model_type} has no plan by which its layers are split, and split.kind is tensor",
+            "set split.kind to layers",
+        )
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    if heads % num_parts:
+        raise ConfigError(
+            f"the model has {heads} heads of keys and values, which {num_parts} GPUs cannot share evenly",
+            "set split.gpus to a number that divides it, or split.kind to layers",
+        )
 
 
 def free_share(device: torch.device) -> float:

@@ -14,7 +14,7 @@ from drumline.infer.budget import WITHOUT_TRIAL, find_budget, may_try
 from drumline.infer.ledger import Ledger
 from drumline.infer.records import Facts, Predictor, Prepared
 from drumline.infer.rows_in_form import RowsInForm
-from drumline.infer.tries import frees_memory, lost
+from drumline.infer.tries import WorkerLost, frees_memory, lost
 
 TRIAL = "trial.json"
 """In the ledger's folder: how many workers have begun to try things out on their GPU."""
@@ -59,7 +59,7 @@ def find_facts(predictor: Predictor, rows: list[Prepared], place: Place) -> Fact
             facts = predictor.survey(whole)
             predictor.settle({"tokens": WITHOUT_TRIAL, **facts})
             return {"tokens": find_budget(predictor, rows, place.batching, place.device), **facts}
-        except ConfigError:
+        except (ConfigError, WorkerLost):
             raise
         except Exception as error:
             reason = f"{type(error).__name__}: {error}".partition("\n")[0]

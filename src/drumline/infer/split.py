@@ -19,7 +19,7 @@ from drumline.infer.layer_balance import balanced
 from drumline.infer.layer_costs import costs_by_bytes, measured_costs
 from drumline.infer.layer_units import Unit, placed_by_hand, units_of
 from drumline.infer.model_folder import Places, dtype_of, head_for, placement, refuse_lacking, shape_of
-from drumline.plan.replicas import FOR_WEIGHTS, refuse_tensor
+from drumline.plan.replicas import FOR_WEIGHTS
 
 AT_WORST = 0.95
 """Share of a GPU's free memory that weights may take where FOR_WEIGHTS of it does not hold them."""
@@ -76,8 +76,6 @@ def load_split(folder: Path, config: InferenceConfig, devices: Sequence[Device])
     Raises MissingExtra without transformers, accelerate or bitsandbytes (for model.quantise), ConfigError for a split
     that cannot be, or a folder that does not hold the model whole, HardwareError where memory does not suffice.
     """
-    split = config.split or SplitConfig()
-    refuse_tensor(split)
     transformers = _packages()
     there = [torch.device("cuda", each) if isinstance(each, int) else torch.device(each) for each in devices]
     places = Places(folder, None, config.model.trust_remote_code)

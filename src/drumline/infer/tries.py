@@ -188,6 +188,10 @@ def frees_memory() -> bool:
 
 
 def _failure_of(error: Exception, length: int) -> Failure:
+    if isinstance(error, WorkerLost):  # by what it was caused
+        cause = error.__cause__
+        failure = _failure_of(cause, length) if isinstance(cause, Exception) else Failure(error.problem)
+        return replace(failure, is_fatal=True)
     if finds_no_memory(error) or isinstance(error, MemoryError):
         return Failure(f"{MEMORY} even alone ({length:,} tokens)", is_memory=True)
     text = error.problem if isinstance(error, DrumlineError) else f"{type(error).__name__}: {error}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 
-from drumline.config.inference import InferenceModel, SplitConfig
+from drumline.config.inference import GenerateTask, InferenceConfig, InferenceModel
 from drumline.errors import ConfigError, DataError, HardwareError
 from drumline.plan.memory import GIB, RESERVE_BYTES
 
@@ -24,13 +24,22 @@ _PACKED = {"nf4": 0.5 + 4 / 64, "int8": 1 + 4 / 64}
 _MOST_HEADER = 100 * 2**20
 
 
-def refuse_tensor(split: SplitConfig) -> None:
-    """Raise ConfigError for a kind of split that cannot be run here."""
-    if split.kind == "tensor":
-        raise ConfigError(
-            "split.kind tensor needs processes that compute each layer together, which prediction has not",
-            "set split.kind to layers; or install vllm and set task.engine to vllm, where the task is generate",
-        )
+def check_split(config: InferenceConfig) -> None:
+    """Raise ConfigError for settings that do not go with the kind of split."""
+    split, model, task = config.split, config.model, config.task
+    if split is None or split.kind == "layers":
+        return
+    fix = "leave it out, or set split.kind to layers"
+    for setting, is_set in (
+        ("split.device_map", split.device_map is not None),
+        ("model.quantise", model.quantise != "none"),
+        ("model.random_weights", model.random_weights),
+        ("model.step", model.step is not None),
+    ):
+        if is_set:
+            raise ConfigError(f"{setting} is set, and split.kind is tensor", fix)
+    if isinstance(task, GenerateTask) and task.engine not in ("auto", "padded"):
+        raise ConfigError(f"task.engine is {task.engine}, and split.kind tensor computes with padded", fix)
 
 
 def replicas(gpus: Sequence[str], num_per_replica: int, groups: Iterable[Sequence[str]] = ()) -> list[tuple[str, ...]]:

@@ -84,6 +84,11 @@ def test_a_lost_gpu_is_said(gpu: Place, monkeypatch: pytest.MonkeyPatch) -> None
         find_facts(raising(RuntimeError("CUDA error: device-side assert triggered\nmore")), ROWS, gpu)
 
 
+def test_a_lost_worker_is_no_trial_that_failed(gpu: Place) -> None:
+    with pytest.raises(WorkerLost, match="its team"):
+        find_facts(raising(WorkerLost("its team", "see the log")), ROWS, gpu)
+
+
 def test_settings_that_cannot_work_are_said(gpu: Place) -> None:
     with pytest.raises(ConfigError, match="no such"):
         find_facts(raising(ConfigError("no such", "take another")), ROWS, gpu)

@@ -19,6 +19,7 @@ from drumline.errors import ConfigError, HardwareError
 from drumline.infer.layer_balance import balanced
 from drumline.infer.layer_costs import costs_by_bytes, measured_costs
 from drumline.infer.layer_units import units_of
+from drumline.infer.loading import load_model_for
 from drumline.infer.split import describe, device_map_of, load_split
 from tests.tiny_models import VOCAB_SIZE, save_llama
 
@@ -263,5 +264,5 @@ def test_what_the_folder_lacks_is_told(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
     with pytest.raises(ConfigError, match="could not be loaded as causal"):
         load_split(tmp_path, run(tmp_path), ["cpu"])
-    with pytest.raises(ConfigError, match=r"split\.kind tensor"):
-        load_split(folder, run(folder, split={"kind": "tensor"}), ["cpu"])
+    with pytest.raises(ConfigError, match=r"split\.kind tensor takes several processes"):
+        load_model_for(run(folder, split={"kind": "tensor", "gpus": 2}), torch.device("cpu"))

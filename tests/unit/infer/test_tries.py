@@ -210,6 +210,21 @@ def test_a_lost_device_ends_the_worker_and_the_next_ones_find_the_row(bench: Ben
     assert by_row(lease, answers) == calm
 
 
+@pytest.mark.parametrize(
+    ("cause", "reason"), [(torch.OutOfMemoryError("CUDA out of memory"), "out of memory"), (ValueError("bad"), "bad")]
+)
+def test_what_a_whole_team_is_lost_by_is_noted_as_what_it_was(bench: Bench, cause: Exception, reason: str) -> None:
+    def fail() -> Exception:
+        error = WorkerLost("a process of this worker's team failed", "another takes its place")
+        error.__cause__ = cause
+        return error
+
+    with pytest.raises(WorkerLost, match=reason):
+        bench.run(when({3}, fail))
+    parts = bench.take().parts
+    assert parts is not None and [len(part.rows) for part in parts] == [4, 4]
+
+
 def test_a_row_at_which_workers_die_is_found(bench: Bench) -> None:
     toy, deaths = when({3}, Death), 0
     while deaths < 20:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from drumline.config.inference import InferenceModel, SplitConfig
+from drumline.config.inference import InferenceConfig, InferenceModel
 from drumline.errors import ConfigError, DataError, HardwareError
 from drumline.plan.memory import GIB
-from drumline.plan.replicas import gpus_needed, left_over, refuse_tensor, replicas, weight_bytes
+from drumline.plan.replicas import check_split, gpus_needed, left_over, replicas, weight_bytes
 
 EIGHT = [f"GPU-{number}" for number in range(8)]
 
@@ -93,7 +93,18 @@ def test_files_that_tell_no_size(tmp_path: Path) -> None:
         weight_bytes(tmp_path, model, half=True)
 
 
-def test_a_tensor_split_is_refused_with_what_to_do_instead() -> None:
-    refuse_tensor(SplitConfig())
-    with pytest.raises(ConfigError, match=r"fix: set split\.kind to layers"):
-        refuse_tensor(SplitConfig(kind="tensor"))
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"split": {"device_map": {"model": 0}}}, "split.device_map is set"),
+        ({"model": {"path": "m", "quantise": "nf4"}}, "model.quantise is set"),
+        ({"model": {"path": "m", "random_weights": True}}, "model.random_weights is set"),
+        ({"task": {"kind": "generate", "engine": "static"}}, "task.engine is static"),
+    ],
+)
+def test_what_does_not_go_with_a_tensor_split_is_refused(settings: dict[str, Any], problem: str) -> None:
+    split = settings.get("split", {})
+    given = {"model": {"path": "m"}, "rows": {"files": ["r"]}, "output": {"file": "o.jsonl"}, **settings}
+    check_split(InferenceConfig.model_validate({**given, "split": {**split, "kind": "layers"}}))
+    with pytest.raises(ConfigError, match=problem):
+        check_split(InferenceConfig.model_validate({**given, "split": {**split, "kind": "tensor"}}))
