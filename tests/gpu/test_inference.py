@@ -179,3 +179,20 @@ def test_random_weights_are_made_on_their_gpus(tmp_path: Path, model: Path) -> N
     again = load_split(model, config, ["cuda:0"])
     for one, other in zip(made.parameters(), again.parameters(), strict=True):
         assert one.is_cuda and torch.equal(one, other)
+
+
+def test_a_part_of_each_layer_on_each_gpu_writes_what_one_gpu_writes(tmp_path: Path, model: Path) -> None:
+    """By the command itself, whose worker has a process for each GPU; the trial of how much fits is theirs too."""
+    rows = rows_of(40, 60)
+    gpus = min(2, torch.cuda.device_count())
+    parts = {"split": {"gpus": gpus, "kind": "tensor"}}
+    found = {}
+    for name, count, sections in (("one", 1, {}), ("parts", gpus, parts)):
+        config = config_of(tmp_path / name, model, rows, task=writing(), **sections)
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(json.dumps(config.model_dump(mode="json", exclude_unset=True)))  # JSON is YAML
+        command = [sys.executable, "-m", "drumline", "infer", "--config", str(file), "--set", f"hardware.count={count}"]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+        assert ended.returncode == 0, ended.stderr
+        found[name] = [(answer["answer"], answer["error"]) for answer in read(config.output.file)]
+    assert found["parts"] == found["one"]
