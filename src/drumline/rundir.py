@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 from drumline.errors import RunDirExists
 
@@ -242,10 +242,11 @@ class Lock:
     Processes forked by the holder hold it too, until they end or it is released.
     """
 
-    def __init__(self, run: RunDir, role: Literal["launch", "run"], wait_s: float = 0.0) -> None:
+    def __init__(self, run: RunDir, role: str, wait_s: float = 0.0) -> None:
         """Take it, waiting up to wait_s seconds. Raises RunDirExists that names who has it.
 
-        role: what one launcher holds while its workers run, or rank 0 while a run is open in it.
+        role: `launch` is held by one launcher while its workers run (`launch-HOST` by one of a machine, where several
+        machines may be at a run), `run` by rank 0 while a run is open in it.
         Where the file system knows no locks there is a warning, and nobody is kept out.
         """
         run.logs.mkdir(mode=0o700, exist_ok=True)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,10 +63,11 @@ class Ended:
 class Command:
     """`drumline` with these arguments, running in `folder`; as a context it is killed if the test ends before it."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        pipe = subprocess.PIPE
+    def __init__(self, folder: Path, *arguments: str, before: Sequence[str] = ()) -> None:
+        """before: a program that starts it."""
+        pipe, command = subprocess.PIPE, [*before, str(COMMAND), *arguments]
         self._began = time.time()
-        self._process = subprocess.Popen([str(COMMAND), *arguments], cwd=folder, stdout=pipe, stderr=pipe, text=True)
+        self._process = subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True)
 
     def __enter__(self) -> Self:
         return self
@@ -81,6 +82,11 @@ class Command:
     def pid(self) -> int:
         """Of the command itself."""
         return self._process.pid
+
+    def kill(self) -> None:
+        """As kill -9 does; its workers end with it."""
+        self._process.kill()
+        self._process.communicate()
 
     def reaches(self, true: Callable[[], object], limit_s: float = 60.0) -> None:
         """Wait until something is true of the command; fails after limit_s, or when it ends before."""

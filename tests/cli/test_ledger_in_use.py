@@ -49,6 +49,5 @@ def test_it_does_not_begin_anew_while_anybody_holds_a_batch(tmp_path: Path) -> N
         take(directory, config_in(tmp_path, "seed=1"))
     assert directory.rows.exists()
     assert load_inference_config(directory.run.config, {}).seed == 0
-    lock, _ = take(directory, config_in(tmp_path, "seed=1"))
-    lock.release()
+    take(directory, config_in(tmp_path, "seed=1")).release()
     assert not directory.rows.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from drumline.cli.infer_options import InferOptions, with_options
 if TYPE_CHECKING:
     from drumline.cli.prediction_progress import Display
     from drumline.config.inference import InferenceConfig
-    from drumline.launcher.independent import Result, Watch
+    from drumline.launcher.independent import Crew, Result, Watch
     from drumline.launcher.world import World
     from drumline.predictions import PredictionDir
 
@@ -74,8 +75,9 @@ def infer_in(directory: PredictionDir, config: InferenceConfig) -> None:
         return
     claims = Claims(str(directory.path))  # held to the end of this process
     gpus = worker_gpus(config, tell_left_out(take_gpus(config.hardware, detect(), claims)))
-    lock, goes_on = take(directory, config)  # held to the end of this process
-    write_json(directory.run.env, environment_facts(deep=False))
+    taken = take(directory, config)  # held to the end of this process
+    if not taken.helps:
+        write_json(directory.run.env, environment_facts(deep=False))
     crew = Crew(
         directory.path,
         WORKER,
@@ -83,15 +85,17 @@ def infer_in(directory: PredictionDir, config: InferenceConfig) -> None:
         gpus,
         config.max_restarts,
         hang_timeout_s=config.hang_timeout_s,
+        machine=socket.gethostname() if taken.helps else "",
     )
-    print(f"run: {directory.path}{', which goes on' if goes_on else ''}; {workers_in_words(gpus)}")
+    how = ", which another machine leads" if taken.helps else ", which goes on" if taken.goes_on else ""
+    print(f"run: {directory.path}{how}; {workers_in_words(gpus)}")
     sys.stdout.flush()
     began = time.monotonic()
     display = Display(directory, [uuid for group in gpus for uuid in group])
     with display.shown():
         result = run_crew(crew, watch_of(directory, display))
-    finish(directory, config, result, display, time.monotonic() - began)
-    lock.release()
+    finish(crew, config, result, display, time.monotonic() - began)
+    taken.release()
 
 
 def watch_of(directory: PredictionDir, display: Display) -> Watch:
@@ -114,10 +118,12 @@ def watch_of(directory: PredictionDir, display: Display) -> Watch:
     )
 
 
-def finish(directory: PredictionDir, config: InferenceConfig, result: Result, display: Display, took_s: float) -> None:
+def finish(crew: Crew, config: InferenceConfig, result: Result, display: Display, took_s: float) -> None:
     """Say and record how it ended. Raises LaunchError for a failure, typer.Exit for a stop."""
     from drumline.cli.prediction_progress import duration, number
+    from drumline.predictions import PredictionDir
 
+    directory = PredictionDir(crew.run_dir)
     status, failure, progress = result.exit_status, result.failure, display.newest
     if status == 0 and not config.output.file.exists():
         status = 1  # somebody has taken it away just now, or a worker that is no drumline's said so
@@ -128,43 +134,49 @@ def finish(directory: PredictionDir, config: InferenceConfig, result: Result, di
         new = done - (display.first.rows_done if display.first else 0)
         rate = f", {number(new / took_s)} rows/s" if new > 0 else ""
         message = f"{config.output.file}: {_counts(directory)}, in {duration(took_s)}{rate}"
-        _record(directory, 0, message, facts)
+        _record(crew, 0, message, facts)
         print("\n".join([*_commonest_errors(directory), message]))
         return
     if status == 3:
         why = f"interrupted by {result.interrupted.name}" if result.interrupted else "stopped, as the run was asked to"
         message = f"{why}; {done:,}{of} rows are answered, and the same command goes on"
-        _record(directory, 3, message, facts)
+        _record(crew, 3, message, facts)
         print(message, file=sys.stderr)
         raise typer.Exit(3)
-    error = _error(directory, result, status)
-    _record(directory, status, str(error), facts)
+    error = _error(crew, result, status)
+    _record(crew, status, str(error), facts)
     if failure is not None and failure.traceback and status != 2:
         print(failure.traceback, file=sys.stderr)
     raise error
 
 
-def _record(directory: PredictionDir, status: int, message: str, facts: dict[str, Any]) -> None:
-    """Write exit.json; where there is no room for it, the end itself is told all the same."""
+def _record(crew: Crew, status: int, message: str, facts: dict[str, Any]) -> None:
+    """Write exit.json; where there is no room for it, the end itself is told all the same.
+
+    Who helps another machine's launcher says only that all is done: how else the run ends is the other's to say.
+    """
     from drumline.cli.prediction_directory import record_end
+    from drumline.predictions import PredictionDir
 
+    if crew.machine and status:
+        return
     try:
-        record_end(directory, status, message, facts)
+        record_end(PredictionDir(crew.run_dir), status, message, facts)
     except OSError as error:
-        print(f"warning: {directory.run.exit} could not be written: {error.strerror}", file=sys.stderr)
+        print(f"warning: {crew.run.exit} could not be written: {error.strerror}", file=sys.stderr)
 
 
-def _error(directory: PredictionDir, result: Result, status: int) -> Exception:
+def _error(crew: Crew, result: Result, status: int) -> Exception:
     """What the run failed of, with where to read on."""
     from drumline.errors import LaunchError
     from drumline.launcher.failures import FIX_MARK
 
-    failure, logs = result.failure, directory.run.logs
+    failure = result.failure
     if failure is None:
-        return LaunchError("the workers have ended, and the output is not there", f"see {logs}/worker_0.log")
+        return LaunchError("the workers have ended, and the output is not there", f"see {crew.log_of(0)}")
     problem, _, fix = failure.message.partition(FIX_MARK)
     text = problem if status == 2 else f"no worker is left; the last one failed: {problem}"
-    error = LaunchError(text, fix or f"see {logs}/worker_{failure.rank}.log; the same command goes on with the rest")
+    error = LaunchError(text, fix or f"see {crew.log_of(failure.rank or 0)}; the same command goes on with the rest")
     error.code, error.exit_status = failure.code, status
     return error
 

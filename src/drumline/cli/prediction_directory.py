@@ -8,8 +8,10 @@ import glob
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +31,8 @@ from drumline.rundir import (
 if TYPE_CHECKING:
     from drumline.config.inference import InferenceConfig
 
+BEGINS_S, LOOK_S = 30.0, 0.05
+"""How long another machine may take to write its settings, and how often it is looked."""
 FORMS = (".jsonl", ".csv", ".parquet")
 
 
@@ -70,12 +74,29 @@ def finished(directory: PredictionDir, config: InferenceConfig) -> bool:
     return False
 
 
-def take(directory: PredictionDir, config: InferenceConfig) -> tuple[Lock, bool]:
-    """Make the directory or take the one that is there; returns what keeps other launchers out, and whether it was.
+@dataclass(frozen=True)
+class Taken:
+    """A run's directory in the hands of this command."""
+
+    locks: Sequence[Lock]
+    """What keeps other launchers out."""
+    goes_on: bool
+    """Whether rows had been answered before."""
+    helps: bool = False
+    """Whether another machine's launcher leads the run."""
+
+    def release(self) -> None:
+        """Let others have it."""
+        for lock in self.locks:
+            lock.release()
+
+
+def take(directory: PredictionDir, config: InferenceConfig) -> Taken:
+    """Make the directory, take the one that is there, or help where another machine's launcher is at it.
 
     A run of which no row is answered begins anew where settings have changed, or where it failed before any worker came
-    to a batch. Raises RunDirExists for what is no prediction run and while another launcher, or workers that it would
-    begin anew under, are at it, and ConfigError for other settings.
+    to a batch. Raises RunDirExists for what is no prediction run and while another launcher of this machine, or workers
+    that it would begin anew under, are at it, and ConfigError for other settings.
     """
     run = directory.run
     was_there = directory.path.exists()
@@ -84,13 +105,28 @@ def take(directory: PredictionDir, config: InferenceConfig) -> tuple[Lock, bool]
             RunDir.create(directory.path)
         elif not run.config.is_file():
             _refuse_stranger(directory.path)
-        lock = Lock(run, "launch")
+        locks = [Lock(run, f"launch-{socket.gethostname()}")]
         try:
-            _go_on(directory, config)
+            with suppress(RunDirExists):
+                locks.append(Lock(run, "launch"))
+            leads = len(locks) == 2
+            if leads:
+                _go_on(directory, config)
+            else:
+                _help(directory, config)
         except BaseException:
-            lock.release()
+            for lock in locks:
+                lock.release()
             raise
-    return lock, was_there and _has_answers(directory)
+    return Taken(locks, was_there and _has_answers(directory), helps=not leads)
+
+
+def _help(directory: PredictionDir, config: InferenceConfig) -> None:
+    """Take the settings of a run that another machine's launcher is about to begin, or has begun."""
+    limit = time.monotonic() + BEGINS_S
+    while not directory.run.config.is_file() and time.monotonic() < limit:
+        time.sleep(LOOK_S)
+    _refuse_other(directory, config)
 
 
 def _go_on(directory: PredictionDir, config: InferenceConfig) -> None:

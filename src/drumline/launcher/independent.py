@@ -53,6 +53,8 @@ class Crew:
     """How long it may be at one batch."""
     stop_signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
     """Signals to the launcher on which its workers get a SIGTERM, once."""
+    machine: str = ""
+    """In the names of what it writes, where another machine's crew writes there, too."""
 
     @property
     def run(self) -> RunDir:
@@ -61,11 +63,19 @@ class Crew:
 
     def log_of(self, number: int) -> Path:
         """What the workers on one seat wrote to their standard streams."""
-        return self.run.logs / f"worker_{number}.log"
+        return self.run.logs / f"{self._name_of(number)}.log"
 
     def error_of(self, number: int) -> Path:
         """The failure of the newest worker there, in JSON; absent if it did not fail or left no record."""
-        return self.run.logs / f"worker_{number}.error.json"
+        return self.run.logs / f"{self._name_of(number)}.error.json"
+
+    @property
+    def events(self) -> Path:
+        """What became of the workers of this machine."""
+        return self.run.logs / f"events_{self.machine}.jsonl" if self.machine else self.run.events
+
+    def _name_of(self, number: int) -> str:
+        return f"worker_{self.machine}_{number}" if self.machine else f"worker_{number}"
 
 
 @dataclass(frozen=True)
@@ -243,13 +253,13 @@ class _Running:
     def note(self, event: str, number: int, facts: Mapping[str, str]) -> None:
         """Append an event on a worker to events.jsonl; where that cannot be, people are told."""
         try:
-            events = LineWriter(self.crew.run.events)
+            events = LineWriter(self.crew.events)
             try:
                 events.write({"event": event, "worker": number, "gpus": list(self.seats[number].gpus), **facts})
             finally:
                 events.close()
         except OSError as error:  # a disk that is full: the workers themselves end well or badly by it
-            self.watch.tell(f"this could not be written to {self.crew.run.events}: {error}")
+            self.watch.tell(f"this could not be written to {self.crew.events}: {error}")
 
     def end_those_who_are_stuck(self) -> None:
         """Kill those whose records say so; what follows is what follows any death."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from drumline.cli.infer import finish, gpus_of_rank, worker_gpus, workers_in_words
 from drumline.cli.infer_options import InferOptions
@@ -14,7 +16,7 @@ from drumline.config.infer_file import load_inference_config
 from drumline.errors import ConfigError, HardwareError, LaunchError
 from drumline.hardware.records import Gpu, Hardware, Host
 from drumline.launcher.failures import Failure
-from drumline.launcher.independent import Result
+from drumline.launcher.independent import Crew, Result
 from drumline.launcher.world import World
 from drumline.predictions import PredictionDir
 
@@ -94,5 +96,18 @@ def test_the_end_is_told_though_it_cannot_be_recorded(tmp_path: Path, capsys: py
     directory.run.exit.mkdir(parents=True)
     failure = Failure(0, 0.0, "error", 1, "OSError: no room\n  fix: make room")
     with pytest.raises(LaunchError, match="the last one failed: OSError: no room\n  fix: make room"):
-        finish(directory, config, Result(1, failure), Display(directory, []), 1.0)
+        finish(Crew(directory.path, "m", (), ((),)), config, Result(1, failure), Display(directory, []), 1.0)
     assert "exit.json could not be written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("status", "is_said"), [(0, True), (3, False)])
+def test_who_helps_another_machine_says_only_that_all_is_done(tmp_path: Path, status: int, is_said: bool) -> None:
+    values = {"model": {"path": "m"}, "rows": {"files": ["x"]}, "output": {"file": str(tmp_path / "out.jsonl")}}
+    config = load_inference_config(None, values, [])
+    config.output.file.touch()
+    directory = PredictionDir(tmp_path / "run")
+    directory.path.mkdir()
+    crew = Crew(directory.path, "m", (), ((),), machine="second")
+    with nullcontext() if status == 0 else pytest.raises(typer.Exit):
+        finish(crew, config, Result(status), Display(directory, []), 1.0)
+    assert directory.run.exit.exists() is is_said

@@ -23,9 +23,10 @@ def config_in(folder: Path, *overrides: str, out: str = "out.jsonl") -> Inferenc
 
 
 def taken(config: InferenceConfig) -> bool:
-    lock, was_there = take(PredictionDir(config.directory), config)
-    lock.release()
-    return was_there
+    found = take(PredictionDir(config.directory), config)
+    found.release()
+    assert not found.helps
+    return found.goes_on
 
 
 def answered(config: InferenceConfig) -> PredictionDir:
@@ -45,11 +46,34 @@ def test_a_new_directory_is_its_owners_alone(tmp_path: Path) -> None:
 
 def test_a_second_launcher_is_kept_out(tmp_path: Path) -> None:
     config = config_in(tmp_path)
-    lock, _ = take(PredictionDir(config.directory), config)
+    first = take(PredictionDir(config.directory), config)
     with pytest.raises(RunDirExists, match="a run goes on in"):
         take(PredictionDir(config.directory), config)
-    lock.release()
+    first.release()
     assert not taken(config)
+
+
+def test_another_machines_launcher_helps_by_the_settings_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, other = config_in(tmp_path), config_in(tmp_path, "task.max_new_tokens=3")
+    directory = PredictionDir(config.directory)
+    first = take(directory, config)
+    (directory.run.requests).mkdir()
+    (directory.run.requests / "stop").touch()
+    monkeypatch.setattr("socket.gethostname", lambda: "elsewhere")
+    second = take(directory, config)
+    assert second.helps and not first.helps
+    assert (directory.run.requests / "stop").exists()  # meant for this attempt
+    with pytest.raises(RunDirExists, match="a run goes on in"):
+        take(directory, config)
+    second.release()
+    with pytest.raises(ConfigError, match="max_new_tokens"):
+        take(directory, other)
+    first.release()
+    third = take(directory, config)
+    assert not third.helps  # nobody leads any more
+    third.release()
 
 
 def test_answers_are_gone_on_with_on_other_hardware_and_under_no_other_settings(tmp_path: Path) -> None:
