@@ -55,7 +55,7 @@ class RunDir:
                 "give the run another name (--set name=...), or remove the directory if you no longer need it",
             ) from None
         run = cls(path)
-        run.logs.mkdir(mode=0o700)
+        run.logs.mkdir(mode=0o700, exist_ok=True)  # who found the directory a moment ago may take a lock in it
         return run
 
     @property

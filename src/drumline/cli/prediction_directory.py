@@ -101,9 +101,9 @@ def take(directory: PredictionDir, config: InferenceConfig) -> Taken:
     run = directory.run
     was_there = directory.path.exists()
     with _said("the run directory", directory.path):
-        if not was_there:
+        with suppress(RunDirExists):  # another machine may make it just now
             RunDir.create(directory.path)
-        elif not run.config.is_file():
+        if was_there and not run.config.is_file():
             _refuse_stranger(directory.path)
         locks = [Lock(run, f"launch-{socket.gethostname()}")]
         try:

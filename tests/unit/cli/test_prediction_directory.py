@@ -53,6 +53,22 @@ def test_a_second_launcher_is_kept_out(tmp_path: Path) -> None:
     assert not taken(config)
 
 
+def test_a_directory_that_another_machine_makes_just_now_is_no_strangers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_in(tmp_path)
+    found = Path.exists
+
+    def made_a_moment_later(path: Path, **options: bool) -> bool:
+        if path != config.directory or found(path):
+            return found(path, **options)
+        path.mkdir()
+        return False
+
+    monkeypatch.setattr(Path, "exists", made_a_moment_later)
+    assert not taken(config)
+
+
 def test_another_machines_launcher_helps_by_the_settings_that_are_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
