@@ -102,8 +102,10 @@ def team_of(place: PredictionDir, config: InferenceConfig, device: torch.device)
 
 def predictor_here(config: InferenceConfig, device: torch.device) -> Predictor:
     """The predictor of this process, leader or follower, as all workers of a run have it."""
-    for each in range(torch.cuda.device_count() if device.type == "cuda" else 0):  # a split model has several
-        torch.cuda.set_per_process_memory_fraction(config.hardware.memory_fraction, each)
+    if device.type == "cuda":
+        # A model split by layers has several; in a team each process has one, and nothing to do on the others'.
+        for each in [device.index] if dist.is_initialized() else range(torch.cuda.device_count()):
+            torch.cuda.set_per_process_memory_fraction(config.hardware.memory_fraction, each)
     if dist.is_initialized() and isinstance(config.task, GenerateTask):
         # A choice by time could be another one in each process.
         config = config.model_copy(update={"task": config.task.model_copy(update={"engine": "padded"})})

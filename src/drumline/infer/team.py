@@ -30,7 +30,8 @@ FOLLOW = "--follow"
 COLLECTIVE_LIMIT_S = 600.0
 """How long a process may wait for the others within a layer."""
 ANSWER_LIMIT_S = 60.0
-"""How long the others may take after the leader has its answer, for which it needed them all."""
+"""How long the others may take after the leader has its answer, for which it needed them all; and how long it may take
+to see that one of them has failed."""
 FIX = "see this worker's log; another takes its place, and the same command goes on with the rest"
 
 logger = logging.getLogger("drumline")
@@ -117,22 +118,18 @@ def follow(seat: Seat, make_predictor: Callable[[torch.device], Predictor]) -> N
     _join(store, seat.rank, seat.size, device)
     try:
         predictor = make_predictor(device)
+        commands.send(None)
+        while True:
+            try:
+                name, args = commands.recv()
+            except EOFError:
+                return
+            getattr(predictor, name)(*args)
+            commands.send(None)
     except Exception as error:
         commands.send(_in_words(error))
-        commands.poll(None)  # the leader says what it is; it closes the pipe then
-        return
-    commands.send(None)
-    while True:
-        try:
-            name, args = commands.recv()
-        except EOFError:
-            return
-        try:
-            getattr(predictor, name)(*args)
-        except Exception as error:
-            commands.send(_in_words(error))
-        else:
-            commands.send(None)
+        # The leader fails, too, and ends this process. One that waits within a layer ends with it, see `_watch`.
+        commands.poll(ANSWER_LIMIT_S)
 
 
 def _in_words(error: Exception) -> str:
