@@ -29,7 +29,7 @@ from timed_steps import advance, synchronise, timed
 
 from drumline.hardware.nvml import Unavailable, load
 from drumline.hardware.records import GpuSample
-from drumline.hardware.sample import ENERGY_EVERY_S, take
+from drumline.hardware.sample import COUNTERS_EVERY_S, take
 from drumline.hardware.session import Session, open_session
 
 CHILD = """
@@ -134,13 +134,13 @@ def looks(period_s: float, count: int) -> dict[str, Any]:
     walls, cpus, process = [], [], []
     with open_session(timed_nvml) as session:
         for _ in range(2):  # what is asked once, and the first window of GPM
-            take(session, energy_every_s=ENERGY_EVERY_S)
+            take(session, counters_every_s=COUNTERS_EVERY_S)
             time.sleep(period_s)
         if timed_nvml is not None:
             timed_nvml.seconds.clear()
         for _ in range(count):
             wall, cpu, whole = time.perf_counter(), time.thread_time(), time.process_time()
-            snapshot = take(session, energy_every_s=ENERGY_EVERY_S)
+            snapshot = take(session, counters_every_s=COUNTERS_EVERY_S)
             process.append(time.process_time() - whole)
             cpus.append(time.thread_time() - cpu)
             walls.append(time.perf_counter() - wall)

@@ -25,9 +25,15 @@ _SHARES = {
     "fp32_active": 12,
     "fp16_active": 13,
 }
-_PCIE_TX, _PCIE_RX = 20, 21
+# In MiB a second, over all links.
+_RATES = {
+    "pcie_tx_bytes_per_s": 20,
+    "pcie_rx_bytes_per_s": 21,
+    "nvlink_rx_bytes_per_s": 60,
+    "nvlink_tx_bytes_per_s": 61,
+}
 _MIB = 1 << 20
-_METRICS = (*_SHARES.values(), _PCIE_TX, _PCIE_RX)
+_METRICS = (*_SHARES.values(), *_RATES.values())
 FIRST_LOOK = Unavailable("needs two looks")
 
 
@@ -36,8 +42,10 @@ class GpmReading:
     """Means over one window."""
 
     pipes: Pipes
-    pcie_tx_bytes_per_s: float | None
-    pcie_rx_bytes_per_s: float | None
+    pcie_tx_bytes_per_s: float | None = None
+    pcie_rx_bytes_per_s: float | None = None
+    nvlink_tx_bytes_per_s: float | None = None
+    nvlink_rx_bytes_per_s: float | None = None
 
 
 class Gpm:
@@ -115,5 +123,5 @@ class Gpm:
             if metric.nvmlReturn == 0 and math.isfinite(metric.value):
                 values[metric.metricId] = metric.value
         shares = {name: min(values[number] / 100, 1.0) for name, number in _SHARES.items() if number in values}
-        tx, rx = (values[number] * _MIB if number in values else None for number in (_PCIE_TX, _PCIE_RX))
-        return GpmReading(Pipes(window_s, **shares), tx, rx)
+        rates = {name: values[number] * _MIB for name, number in _RATES.items() if number in values}
+        return GpmReading(Pipes(window_s, **shares), **rates)

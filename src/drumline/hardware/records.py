@@ -112,9 +112,9 @@ class GpuSample:
     """Of GPU and slot together."""
     pcie_width: int | None = None
     max_pcie_width: int | None = None
-    nvlink_tx_bytes: int | None = None
+    nvlink_tx_bytes: float | None = None
     """Over all links, since the driver was loaded."""
-    nvlink_rx_bytes: int | None = None
+    nvlink_rx_bytes: float | None = None
     pipes: Pipes | None = None
     """Needs two looks of one session; None at the first."""
     processes: tuple[GpuProcess, ...] | None = None

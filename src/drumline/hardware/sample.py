@@ -29,35 +29,40 @@ HARMLESS = frozenset({POWER_LIMIT})
 PCIE_EVERY_S = 10.0
 """How often PCIe traffic is asked where only the slow question is there: it takes 20 ms for each direction (NVML)."""
 
-ENERGY_EVERY_S = 10.0
-"""How often the energy counter is read where looks come each second: it takes 2.4 ms of a look's 3.9 (H200, NVML)."""
+COUNTERS_EVERY_S = 10.0
+"""How often the counters of energy and NVLink are read where looks come each second: each of the two takes some 2.4 ms
+of a core, everything else in a look together 0.6 (H200, NVML)."""
 
 # Arguments of nvml.h: NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, NVML_CLOCK_SM, NVML_CLOCK_MEM,
 # nvmlMemory_v2 (which counts what the driver reserves apart), NVML_PCIE_UTIL_TX_BYTES and _RX_BYTES.
 _GPU_SENSOR, _SLOWDOWN, _SM, _MEMORY, _MEMORY_V2, _TX, _RX = 0, 1, 1, 2, 0x02000028, 0, 1
 _ALL_LINKS = 0xFFFFFFFF
-_ENERGY, _MEMORY_TEMPERATURE = Field(83), Field(82)
-_NVLINK = (Field(138, _ALL_LINKS), Field(139, _ALL_LINKS))
+_MEMORY_TEMPERATURE = Field(82)
+_COUNTERS = {
+    "energy_j": (Field(83), lambda mj: mj / 1000),
+    "nvlink_tx_bytes": (Field(138, _ALL_LINKS), lambda kib: kib * 1024),
+    "nvlink_rx_bytes": (Field(139, _ALL_LINKS), lambda kib: kib * 1024),
+}
+"""Counters that are dear to read, by the sample's field: NVML's, and how its unit becomes ours."""
 _PCIE = (Field(197), Field(198))
-_FIELDS = (_MEMORY_TEMPERATURE, *_NVLINK)
 _SLOWDOWN_MARGIN = Field(194)
 # A smaller number may be a counter of 32 bits, which full traffic takes round more often than once a look.
 _WIDE = 1 << 32
 _WENT_BACK = Unavailable("its counter went back")
 
 
-def take(session: Session, *, energy_every_s: float = 0.0) -> Snapshot:
+def take(session: Session, *, counters_every_s: float = 0.0) -> Snapshot:
     """All GPUs and MIG instances now; waits as long as the driver takes.
 
     A GPU that is lost in the middle of it is left out with the reason. Pipes and PCIe rates are means since the
-    session's look before, and None at its first. energy_every_s: between two readings of the energy counter the power
-    drawn is added up.
+    session's look before, and None at its first. counters_every_s: between two readings of the counters of energy and
+    NVLink the power drawn and GPM's rates are added up.
     """
     samples: list[GpuSample] = []
     for one in session.found():
         if (one.gpu.parent or one.gpu.uuid) in session.lost:
             continue
-        sample = _look(session, one, energy_every_s)
+        sample = _look(session, one, counters_every_s)
         if isinstance(sample, Unavailable):
             session.lose(one, sample)
             gone = one.gpu.parent or one.gpu.uuid
@@ -92,33 +97,33 @@ def read_snapshot(nvml: Any = None, limit_s: float = INIT_LIMIT_S, window_s: flo
     return ask_others(answer, limit_s)
 
 
-class _EnergyCounter:
-    """Joules since the driver was loaded: of the counter, and between two readings of it, of the power drawn."""
+class _Counter:
+    """One that is dear to read: its own number every so often, in between that and what came since by its rate."""
 
     def __init__(self) -> None:
         self._read: tuple[float, float] | None = None
-        """When the counter was read, s, and its joules."""
+        """When it was read, s, and its number."""
         self._told: tuple[float, float] | None = None
         """The same of what was told last."""
 
-    def is_due(self, now: float, every_s: float, power_w: float | None) -> bool:
+    def is_due(self, now: float, every_s: float) -> bool:
         """Whether the counter itself must be read."""
-        return power_w is None or self._read is None or now - self._read[0] >= every_s
+        return self._read is None or now - self._read[0] >= every_s
 
-    def read(self, now: float, joules: float) -> float:
-        """The counter's joules. It never goes back where it only ran slower than the power that was added up."""
-        if self._read is not None and self._told is not None and joules >= self._read[1]:
-            self._told = (now, max(joules, self._told[1]))
+    def read(self, now: float, number: float) -> float:
+        """The counter's number. It never goes back where it only ran slower than the rates that were added up."""
+        if self._read is not None and self._told is not None and number >= self._read[1]:
+            self._told = (now, max(number, self._told[1]))
         else:  # the first reading, or a counter that began anew
-            self._told = (now, joules)
-        self._read = (now, joules)
+            self._told = (now, number)
+        self._read = (now, number)
         return self._told[1]
 
-    def add(self, now: float, power_w: float) -> float:
-        """What was told last, and the power drawn since."""
+    def add(self, now: float, rate: float) -> float:
+        """What was told last, and what came since."""
         assert self._told is not None
-        then, joules = self._told
-        self._told = (now, joules + power_w * max(0.0, now - then))
+        then, number = self._told
+        self._told = (now, number + rate * max(0.0, now - then))
         return self._told[1]
 
 
@@ -128,7 +133,7 @@ class _Memory:
     def __init__(self) -> None:
         self.gpm = Gpm()
         self.fields = Fields()
-        self.energy = _EnergyCounter()
+        self.counters = {name: _Counter() for name in _COUNTERS}
         self.slowdown: float | None = None
         self.pcie: tuple[float, list[int]] | None = None
         """When PCIe's counters were read, and their bytes."""
@@ -159,7 +164,7 @@ class _Answers:
                 self.values[name] = of(answer)
 
 
-def _look(session: Session, one: Found, energy_every_s: float) -> GpuSample | Unavailable:
+def _look(session: Session, one: Found, counters_every_s: float) -> GpuSample | Unavailable:
     """One GPU; Unavailable where it answers nothing any more: half a look is not handed on."""
     now = time.time()
     kept, answers = session.kept(one, _Memory), _Answers()
@@ -167,7 +172,7 @@ def _look(session: Session, one: Found, energy_every_s: float) -> GpuSample | Un
         ask_some(session, one, answers)
         if answers.gone is not None:
             return answers.gone
-    _ask_counters(session, one, answers, kept, energy_every_s)
+    _ask_counters(session, one, answers, kept, counters_every_s)
     answers.add(processes_of(session.nvml, one.handle), processes=tuple)
     if answers.gone is not None:
         return answers.gone
@@ -204,22 +209,29 @@ def _ask_link(session: Session, one: Found, answers: _Answers) -> None:
     answers.add(session.fixed(one, "nvmlDeviceGetMaxPcieLinkWidth"), max_pcie_width=int)
 
 
-def _ask_counters(session: Session, one: Found, answers: _Answers, kept: _Memory, energy_every_s: float) -> None:
+def _ask_counters(session: Session, one: Found, answers: _Answers, kept: _Memory, counters_every_s: float) -> None:
     """What counters tell: several in one question, and rates from two looks."""
-    now, power = session.clock(), answers.values.get("power_w")
-    reads_energy = kept.energy.is_due(now, energy_every_s, power)
-    wanted = (*_FIELDS, _ENERGY) if reads_energy else _FIELDS
-    gpm = kept.gpm.look(session.nvml, one, session.clock())
+    now = session.clock()
+    gpm = kept.gpm.look(session.nvml, one, now)
     answers.add(gpm, pipes=lambda it: it.pipes)
     by_gpm = gpm is FIRST_LOOK or (isinstance(gpm, GpmReading) and gpm.pcie_tx_bytes_per_s is not None)
-    told = kept.fields.read(session.nvml, one, wanted if by_gpm else (*wanted, *_PCIE))
+    rates = {"energy_j": answers.values.get("power_w")}
+    if isinstance(gpm, GpmReading):
+        rates |= {"nvlink_tx_bytes": gpm.nvlink_tx_bytes_per_s, "nvlink_rx_bytes": gpm.nvlink_rx_bytes_per_s}
+    due: list[str] = []
+    for name, counter in kept.counters.items():
+        rate = rates.get(name)
+        if rate is None or counter.is_due(now, counters_every_s):
+            due.append(name)
+        else:
+            answers.values[name] = counter.add(now, rate)
+    asked = (_MEMORY_TEMPERATURE, *(_COUNTERS[name][0] for name in due))
+    told = kept.fields.read(session.nvml, one, asked if by_gpm else (*asked, *_PCIE))
     answers.add(told[_MEMORY_TEMPERATURE], memory_temperature_c=float)
-    if reads_energy:
-        answers.add(told[_ENERGY], energy_j=lambda it: kept.energy.read(now, _thousandth(it)))
-    else:
-        answers.add(power, energy_j=lambda it: kept.energy.add(now, it))
-    answers.add(told[_NVLINK[0]], nvlink_tx_bytes=_kib)
-    answers.add(told[_NVLINK[1]], nvlink_rx_bytes=_kib)
+    for name in due:
+        field, ours = _COUNTERS[name]
+        read = kept.counters[name].read
+        answers.add(told[field], **{name: lambda it, read=read, ours=ours: read(now, ours(it))})
     if by_gpm:
         answers.add(gpm, pcie_tx_bytes_per_s=lambda it: it.pcie_tx_bytes_per_s)
         answers.add(gpm, pcie_rx_bytes_per_s=lambda it: it.pcie_rx_bytes_per_s)
@@ -275,7 +287,3 @@ def _thousandth(value: float) -> float:
 
 def _kilobytes(value: int | Unavailable) -> int | Unavailable:
     return value if isinstance(value, Unavailable) else value * 1000
-
-
-def _kib(value: int) -> int:
-    return value * 1024

@@ -124,7 +124,7 @@ class PerformanceContext:
         await asyncio.to_thread(self._end)
 
     def _begin(self) -> None:
-        source = MachineSource(energy_every_s=0.0) if self._source is None else self._source
+        source = MachineSource(counters_every_s=0.0) if self._source is None else self._source
         self._monitor = monitor = GPUMonitor(self._names, every_s=EVERY_S, source=source)
         _wait_for_gpus(monitor)
         started = False

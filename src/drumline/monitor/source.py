@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from drumline.hardware.records import Snapshot
-from drumline.hardware.sample import ENERGY_EVERY_S, take
+from drumline.hardware.sample import COUNTERS_EVERY_S, take
 from drumline.hardware.session import Session
 from drumline.hardware.sources import ask_others
 
@@ -21,7 +21,7 @@ class MachineSource:
     """Calling it takes a Snapshot; the session is opened at the first call and closed by close().
 
     Where NVML tells of no GPU, others are asked now and then (hardware.sources), and what they told is given again in
-    between, with its own time. energy_every_s: see `take`; 0 where each look's energy must be the counter's. nvml
+    between, with its own time. counters_every_s: see `take`; 0 where each look's must be the counters' own. nvml
     stands in for pynvml in tests, others for the others.
     """
 
@@ -29,12 +29,12 @@ class MachineSource:
         self,
         nvml: Any = None,
         *,
-        energy_every_s: float = ENERGY_EVERY_S,
+        counters_every_s: float = COUNTERS_EVERY_S,
         others: Callable[[Snapshot, float], Snapshot] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._nvml = nvml
-        self._energy_every_s = energy_every_s
+        self._counters_every_s = counters_every_s
         self._others = ask_others if others is None and nvml is None else others
         self._clock = clock
         self._session: Session | None = None
@@ -45,7 +45,7 @@ class MachineSource:
         """All GPUs of the machine now; waits as long as the driver takes."""
         if self._session is None:
             self._session = Session(self._nvml)
-        snapshot = take(self._session, energy_every_s=self._energy_every_s)
+        snapshot = take(self._session, counters_every_s=self._counters_every_s)
         if snapshot.gpus or snapshot.problems or self._others is None:
             self._told = None
             return snapshot
