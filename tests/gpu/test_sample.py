@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from drumline.hardware.records import GpuSample, Snapshot
-from drumline.hardware.sample import read_snapshot, take
+from drumline.hardware.sample import COUNTERS_EVERY_S, read_snapshot, take
 from drumline.hardware.session import Session, open_session
 
 pytestmark = pytest.mark.gpu
@@ -112,6 +112,32 @@ def test_a_look_costs_little() -> None:
         for _ in range(10):
             time.sleep(0.11)
             began = time.process_time()
-            take(session)
+            take(session, counters_every_s=COUNTERS_EVERY_S)
             spent.append(time.process_time() - began)
     assert sorted(spent)[5] < 0.01, "1% of a core at one look a second"
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_what_goes_over_nvlink_is_told_by_rates_as_by_counters() -> None:
+    """GPM's window ends up to a tenth of a second before a look, so that what is copied just then comes later."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda:0")
+    target = source.to("cuda:1")
+    peer = torch.cuda.can_device_access_peer(0, 1)
+
+    def sent(session: Session, every_s: float) -> float:
+        return on_first_gpu(take(session, counters_every_s=every_s)).nvlink_tx_bytes or 0.0
+
+    with open_session() as rare, open_session() as each:
+        before = sent(rare, 60.0), sent(each, 0.0)
+        time.sleep(0.3)
+        sent(rare, 60.0)  # GPM tells from its second look on
+        copied, end = 0, time.monotonic() + 3.0
+        while time.monotonic() < end:
+            for _ in range(8):
+                target.copy_(source)
+            torch.cuda.synchronize(0)
+            torch.cuda.synchronize(1)
+            copied += 8 << 30
+        told = sent(rare, 60.0) - before[0], sent(each, 0.0) - before[1]
+    if peer and told[1]:  # else it goes by way of the host
+        assert told == pytest.approx((copied, copied), rel=0.06)

@@ -29,9 +29,9 @@ HARMLESS = frozenset({POWER_LIMIT})
 PCIE_EVERY_S = 10.0
 """How often PCIe traffic is asked where only the slow question is there: it takes 20 ms for each direction (NVML)."""
 
-COUNTERS_EVERY_S = 10.0
-"""How often the counters of energy and NVLink are read where looks come each second: each of the two takes some 2.4 ms
-of a core, everything else in a look together 0.6 (H200, NVML)."""
+COUNTERS_EVERY_S = 30.0
+"""How often the counters of energy and NVLink are read where looks come each second: both together take some 5 ms of a
+core for each GPU, everything else in a look 0.8 (H200, NVML)."""
 
 # Arguments of nvml.h: NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN, NVML_CLOCK_SM, NVML_CLOCK_MEM,
 # nvmlMemory_v2 (which counts what the driver reserves apart), NVML_PCIE_UTIL_TX_BYTES and _RX_BYTES.

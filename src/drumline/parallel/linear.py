@@ -161,14 +161,22 @@ def float8_converter(recipe: str, *, emulated: bool) -> Converter:
 def int8_converter() -> Converter:
     """Inputs, weights and gradients rounded row by row before each of the three products; weights stay as they are."""
     from torchao.prototype.quantized_training import Int8MixedPrecisionTrainingConfig, Int8MixedPrecisionTrainingLinear
+    from torchao.prototype.quantized_training.int8_mixed_precision import (
+        _Int8MixedPrecisionTrainingLinearFunction as product,
+    )
 
     class Int8Linear(Int8MixedPrecisionTrainingLinear):  # type: ignore[misc]
-        """torchao's layer, which alone would compute in float32 under autocast."""
+        """torchao's layer, which alone would compute in float32 under autocast.
+
+        The bias is added here: float32 as it is, it would make theirs give float32, and on a GPU their backward pass
+        takes no gradient of another type than the input.
+        """
 
         def forward(self, x: Tensor) -> Tensor:
             """[..., in_features] to [..., out_features]."""
             dtype = computed_in(x, self.weight)
-            return super().forward(x.to(dtype)).to(dtype)  # type: ignore[no-any-return]
+            y: Tensor = product.apply(x.to(dtype), self.weight, None, self.config)
+            return y if self.bias is None else y + self.bias.to(dtype)
 
     config = Int8MixedPrecisionTrainingConfig(module_swap=True)
     return lambda layer: (Int8Linear, {"config": config})

@@ -58,6 +58,27 @@ def test_losses_stay_close_and_the_optimizer_stays_valid(products: str) -> None:
     assert found == pytest.approx(plain, rel=0.02)
 
 
+def test_int8_under_autocast_has_one_type_in_each_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchao.prototype.quantized_training import int8_mixed_precision
+
+    types: list[tuple[torch.dtype, torch.dtype]] = []
+    multiply = int8_mixed_precision._dynamic_int8_mm
+
+    def seen(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        types.append((left.dtype, right.dtype))
+        out: torch.Tensor = multiply(left, right)
+        return out
+
+    monkeypatch.setattr(int8_mixed_precision, "_dynamic_int8_mm", seen)
+    model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16), nn.Linear(16, 4))
+    convert_linear(model, LinearConfig(products="int8"), compiled=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = model(torch.ones(16, 16))
+    y.float().sum().backward()
+    assert types == [(torch.bfloat16, torch.bfloat16)] * (2 + 1 + 2), "on a GPU torchao refuses others"
+    assert model[0].bias.grad is not None and model[0].bias.grad.dtype == torch.float32
+
+
 def test_products_are_not_those_of_float32() -> None:
     model = decoder()
     plain = model(INPUTS).detach()
