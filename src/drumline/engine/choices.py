@@ -19,11 +19,11 @@ from drumline.data.seeds import ROWS
 from drumline.data.source import Source
 from drumline.engine.device_memory import device_memory
 from drumline.engine.ending import with_causes
-from drumline.engine.preflight import one_shape, traceless, uncompiled
+from drumline.engine.preflight import traceless
 from drumline.engine.process import empty_cache
 from drumline.engine.recover import finds_no_memory
 from drumline.models.attention_choice import Attention, candidates, set_attention
-from drumline.parallel.compile import compiled_blocks, run_as_written
+from drumline.parallel.compile import compiled_blocks, one_shape, run_as_written, uncompiled
 from drumline.parallel.groups import Groups
 from drumline.parallel.strategy import MicroBatch, Strategy, Task
 from drumline.plan.record import Plan

@@ -30,6 +30,7 @@ from drumline.engine.measure import Measurement
 from drumline.engine.recover import finds_no_memory
 from drumline.engine.run import Run
 from drumline.errors import DrumlineError, OutOfMemory
+from drumline.parallel.compile import one_shape, uncompiled
 from drumline.parallel.groups import Groups
 from drumline.parallel.objective import preserved
 from drumline.parallel.strategy import MAIN, MicroBatch, Strategy, Task
@@ -198,25 +199,6 @@ class EvaluationPasses:
                 measurement = Measurement(task, self._device, "" if name == MAIN else f"{name}/")
                 for batch in batches:
                     evaluation_pass(self._strategy, name, task, measurement, batch)
-
-
-@contextmanager
-def uncompiled() -> Iterator[None]:
-    """Inside, what is compiled runs as it was written: each size would be compiled for itself, which takes long."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
-
-
-@contextmanager
-def one_shape() -> Iterator[None]:
-    """Inside, what is compiled is compiled for its very shapes, as for a run that only ever sees these."""
-    import torch._dynamo.config as dynamo  # slow to import, and not needed where nothing is compiled
-
-    before, dynamo.automatic_dynamic_shapes = dynamo.automatic_dynamic_shapes, False
-    try:
-        yield
-    finally:
-        dynamo.automatic_dynamic_shapes = before
 
 
 class Found(NamedTuple):

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree
 
 from drumline.errors import ConfigError
 
 Backend = Callable[..., Any]
+
+MOST_SIZES = 2
+"""Numbers of samples that code is compiled for one by one: a full batch, and the short one at an epoch's end."""
+
+_num_uncompiled = 0
+"""Blocks of `uncompiled` that this process is in."""
 
 
 def compile_blocks(model: nn.Module, **options: Any) -> None:
@@ -78,3 +86,57 @@ def with_memory_budget(share: float, **settings: Any) -> Backend:
             return compile_fx(graph, inputs, config_patches=settings or None)
 
     return budgeted_inductor
+
+
+@contextmanager
+def uncompiled() -> Iterator[None]:
+    """Inside, what is compiled runs as it was written: each size would be compiled for itself, which takes long."""
+    global _num_uncompiled
+    _num_uncompiled += 1
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        _num_uncompiled -= 1
+
+
+@contextmanager
+def one_shape() -> Iterator[None]:
+    """Inside, what is compiled is compiled for its very shapes, as for a run that only ever sees these."""
+    import torch._dynamo.config as dynamo  # slow to import, and not needed where nothing is compiled
+
+    before, dynamo.automatic_dynamic_shapes = dynamo.automatic_dynamic_shapes, False
+    try:
+        yield
+    finally:
+        dynamo.automatic_dynamic_shapes = before
+
+
+class Sizes:
+    """Lets a full batch keep its own code when a short one comes.
+
+    At the second size that it meets torch.compile makes code for any size, and that runs in the first one's place from
+    then on, since the newest code that fits is taken: after the short batch at its end each further epoch would be
+    slower. So both are compiled for their own size. Batches that differ in shape at equal samples, as those of texts of
+    many lengths do, are left to torch.
+    """
+
+    def __init__(self) -> None:
+        self._met: dict[Hashable, dict[int, Hashable]] = {}
+        self._vary: set[Hashable] = set()
+
+    def entered(self, batch: Any, samples: int, *state: Hashable) -> AbstractContextManager[None]:
+        """The context for a pass on this batch. state: what else code is compiled for."""
+        if _num_uncompiled or state in self._vary:
+            return nullcontext()
+        met = self._met.setdefault(state, {})
+        tensors = [leaf for leaf in _pytree.tree_leaves(batch) if isinstance(leaf, Tensor)]
+        # Numbers of a batch as a whole, such as where its labels are, may differ from batch to batch.
+        shape = tuple(each.shape for each in tensors if each.dim() > 1) or tuple(each.shape for each in tensors)
+        if shape in met.values():
+            return nullcontext()
+        if samples in met or len(met) == MOST_SIZES:
+            self._vary.add(state)
+            return nullcontext()
+        met[samples] = shape
+        return one_shape()

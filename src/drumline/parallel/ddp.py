@@ -186,7 +186,7 @@ class Ddp(Single):
         replica.reduction.whole = False
         precision = replica.part.precision
         try:
-            with self._lone_sample(micro_batch), self._graphs():
+            with self._in_pass(micro_batch, replica.part.name), self._graphs():
                 target, loss = run_pass(replica.wrapped, micro_batch, scale, precision, self.device)
             if synchronise:
                 self._complete(replica, target)

@@ -118,7 +118,7 @@ class Fsdp(Single):
 
     def _pass(self, part: Part, micro_batch: MicroBatch, scale: Scale) -> Loss:
         """Forward and backward of one micro-batch, all ranks together."""
-        with self._lone_sample(micro_batch):
+        with self._in_pass(micro_batch, part.name):
             _, loss = run_pass(self._inside(part.objective), micro_batch, scale, part.precision, self.device)
         return loss
 
@@ -172,15 +172,16 @@ class Fsdp(Single):
 
     def forward(self, name: str, micro_batch: MicroBatch) -> Loss:
         """Loss of one learner on a batch, without gradient; all ranks make it together."""
-        part = self._parts[name]
-        with torch.no_grad(), part.precision.autocast(), self._sharded.root.entered():
+        part, sized = self._parts[name], self._compiled_for(micro_batch, name, "forward")
+        with torch.no_grad(), part.precision.autocast(), self._sharded.root.entered(), sized:
             return Loss(*self._inside(part.objective)(to_device(micro_batch.batch, self.device)))
 
     def run(self, micro_batch: MicroBatch, function: Callable[[nn.Module, Batch], T]) -> T:
         """function(model, batch on the device) without gradient; all ranks make it together."""
         precision = self._parts[self._first].precision
         self._compute.begin_pass()
-        with torch.no_grad(), precision.autocast(), self._sharded.root.entered():
+        sized = self._compiled_for(micro_batch, "run")
+        with torch.no_grad(), precision.autocast(), self._sharded.root.entered(), sized:
             return self._inside(function)(self._model, to_device(micro_batch.batch, self.device))
 
     @contextmanager

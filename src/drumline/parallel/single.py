@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from drumline.parallel.adopt import adopted
 from drumline.parallel.averaging import Average
 from drumline.parallel.batch_norm import has_batch_norm, single_sample
 from drumline.parallel.buffers import Buffers
+from drumline.parallel.compile import Sizes
 from drumline.parallel.compute import Compute
 from drumline.parallel.each_gradient import lacks_gradients
 from drumline.parallel.keys import bare_keys, load_weights, own_keys
@@ -85,6 +87,7 @@ class Single(Trials, OnDevice):
         self._parts: dict[str, Part] = {}
         self._average: Average | None = None
         self._applied: Tensor
+        self._sizes = Sizes()
         self._steps = 0
 
     def setup(self, model: nn.Module, learners: Mapping[str, Learner], average: MakeAverage | None = None) -> None:
@@ -147,9 +150,18 @@ class Single(Trials, OnDevice):
             for p in part.others:
                 p.requires_grad_(True)
 
-    def _lone_sample(self, micro_batch: MicroBatch) -> AbstractContextManager[None]:
-        """The context of a pass in which BatchNorm may get one value a channel."""
-        return single_sample(self._model) if micro_batch.samples == 1 and self._has_batch_norm else nullcontext()
+    @contextmanager
+    def _in_pass(self, micro_batch: MicroBatch, *state: str) -> Iterator[None]:
+        """The context of a training pass: BatchNorm may get one value a channel, and code be compiled."""
+        lone = micro_batch.samples == 1 and self._has_batch_norm
+        with single_sample(self._model) if lone else nullcontext(), self._compiled_for(micro_batch, *state):
+            yield
+
+    def _compiled_for(self, micro_batch: MicroBatch, *state: str) -> AbstractContextManager[None]:
+        """The context of any pass in which code may be compiled."""
+        if self._compute.compile == "none" or "torch._dynamo" not in sys.modules:  # auto may have compiled nothing
+            return nullcontext()
+        return self._sizes.entered(micro_batch.batch, micro_batch.samples, *state)
 
     @property
     def forwards_together(self) -> bool:
@@ -177,7 +189,7 @@ class Single(Trials, OnDevice):
 
     def _pass(self, part: Part, micro_batch: MicroBatch, scale: Scale) -> Loss:
         """Forward and backward of one micro-batch."""
-        with self._lone_sample(micro_batch):
+        with self._in_pass(micro_batch, part.name):
             _, loss = run_pass(part.objective, micro_batch, scale, part.precision, self.device)
         return loss
 
@@ -231,13 +243,14 @@ class Single(Trials, OnDevice):
     def forward(self, name: str, micro_batch: MicroBatch) -> Loss:
         """Loss of one learner on a batch, without gradient."""
         part = self._parts[name]
-        with torch.no_grad(), part.precision.autocast():
+        with torch.no_grad(), part.precision.autocast(), self._compiled_for(micro_batch, name, "forward"):
             return Loss(*part.objective(to_device(micro_batch.batch, self.device)))
 
     def run(self, micro_batch: MicroBatch, function: Callable[[nn.Module, Batch], T]) -> T:
         """function(model, batch on the device) without gradient."""
         self._compute.begin_pass()
-        with torch.no_grad(), self._parts[self._first].precision.autocast():
+        precision = self._parts[self._first].precision
+        with torch.no_grad(), precision.autocast(), self._compiled_for(micro_batch, "run"):
             return function(self._model, to_device(micro_batch.batch, self.device))
 
     @contextmanager

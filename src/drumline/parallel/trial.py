@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from drumline.parallel.compile import Sizes
 from drumline.parallel.due import due_bytes
 from drumline.parallel.strategy import MicroBatch, Scale, Sums
 
@@ -21,6 +22,7 @@ class Trials:
 
     device: torch.device
     _parts: Mapping[str, Part]
+    _sizes: Sizes
     window: Callable[[str, Sequence[MicroBatch], Scale], Sums]
     discard: Callable[[str], None]
 
@@ -33,13 +35,17 @@ class Trials:
         """Seconds that a window of every learner takes that is then dropped."""
         self._wait()
         began = time.perf_counter()
-        for name, part in self._parts.items():
-            windows = part.windows
-            try:
-                self._try_window(name, micro_batches)
-            finally:
-                self._drop_trial(name)
-                part.windows = windows
+        sizes, self._sizes = self._sizes, Sizes()  # what is tried is no batch of the run
+        try:
+            for name, part in self._parts.items():
+                windows = part.windows
+                try:
+                    self._try_window(name, micro_batches)
+                finally:
+                    self._drop_trial(name)
+                    part.windows = windows
+        finally:
+            self._sizes = sizes
         self._wait()
         return time.perf_counter() - began
 
