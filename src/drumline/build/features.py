@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from drumline.build.language import language_rows, preference_rows
+from drumline.build.language import by_length, language_rows, preference_rows
 from drumline.build.rows import Loaded
 from drumline.config.data import ImageFolders
 from drumline.config.schema import RunConfig
@@ -45,7 +45,7 @@ def prepare(config: RunConfig, loaded: Loaded, model: nn.Module) -> tuple[Any, A
     if config.task.kind == "preference":
         held_out = loaded.evaluation
         return (
-            preference_rows(config, loaded, loaded.train, "data.train"),
+            by_length(config, preference_rows(config, loaded, loaded.train, "data.train")),
             None if held_out is None else preference_rows(config, loaded, held_out, "data.eval"),
             make_collate(config, loaded, model),
         )

@@ -64,8 +64,15 @@ def language_rows(config: RunConfig, loaded: Loaded, model: nn.Module, pad_id: i
         if held_out is not None and not isinstance(held_out, PreparedStream):
             held_out, _ = packed(held_out, context, pad_id)
         return rows, held_out, LabelPlaces(batch)
+    return by_length(config, train), held_out, collate
+
+
+def by_length(config: RunConfig, rows: Any) -> Any:
+    """Rows of tokens in updates of similar length, unless data.group_by_length is false or they are a stream."""
     data: Any = config.data
-    return ByLength(train, window_of(config)) if data.group_by_length else train, held_out, collate
+    if not data.group_by_length or isinstance(rows, PreparedStream):
+        return rows
+    return ByLength(rows, window_of(config))
 
 
 def row_features(config: RunConfig, loaded: Loaded) -> LearnedTokens:

@@ -69,8 +69,8 @@ class TextColumns(Section):
     eval_fraction: EvalFraction = 0.0
     group_by_length: bool = Field(
         True,
-        description="Updates of texts of similar length, where they are not packed (language_modelling); drawn anew "
-        "each epoch.",
+        description="Updates of texts of similar length, where they are not packed, or pairs of them "
+        "(language_modelling, preference); drawn anew each epoch.",
     )
     check: bool = Field(
         True, description="Look through the rows before training: duplicates, empty and cut ones, labels, leakage."

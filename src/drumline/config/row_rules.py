@@ -18,14 +18,12 @@ def row_problems(config: RunConfig) -> Iterator[Problem]:
     data, task = config.data, config.task.kind
     if not isinstance(data, TextColumns):
         return
-    if task != "language_modelling" and not data.group_by_length:
-        what = f"false is for language_modelling, and task.kind is {task}"
-        yield _problem("group_by_length", what, "leave it out")
     if task not in _WRITES:
-        for key in ("row_format", "template", "learn", "packing"):
+        for key in ("row_format", "template", "learn", "packing", "group_by_length"):
             value = getattr(data, key)
             if value != type(data).model_fields[key].default:
-                what = f"{value} is for rows that a model learns to write, and task.kind is {task}"
+                shown = str(value).lower() if isinstance(value, bool) else value
+                what = f"{shown} is for rows that a model learns to write, and task.kind is {task}"
                 yield _problem(key, what, "leave it out, or set task.kind to language_modelling")
         return
     yield from _format(data, task)

@@ -110,6 +110,12 @@ class PairRows(Dataset[dict[str, Row]]):
     def __len__(self) -> int:
         return len(self.rows) // 2
 
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of the longer row of each pair, int64 [pairs]: both are filled up to the longest of a batch."""
+        longer: NDArray[np.int64] = self.rows.lengths.reshape(-1, 2).max(axis=1)
+        return longer
+
     def __getitem__(self, index: int) -> dict[str, Row]:
         if not 0 <= index < len(self):
             raise IndexError(f"pair {index} of {len(self)}")

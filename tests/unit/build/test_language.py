@@ -19,7 +19,7 @@ from drumline.build.rows import load_rows
 from drumline.config.load import config_from_mapping
 from drumline.data.document_packing import PackedTexts
 from drumline.data.length_order import ByLength
-from drumline.data.token_row_cache import TokenRows
+from drumline.data.token_row_cache import PairRows, TokenRows
 from drumline.data.tokenizers import load_tokenizer
 from drumline.errors import ConfigError, DataError
 from tests.unit.build.data import recipe, write_records
@@ -175,6 +175,21 @@ def test_a_pair_that_cannot_be_read_is_left_out_and_listed(
         assert all(answer in tokenizer.decode(labels[labels != -100].tolist()) for labels in part["labels"])
     with pytest.raises(DataError, match="1 of 40 rows cannot be encoded"):
         build_parts(recipe(tmp_path, "preference", llama, **settings, bad_rows="stop"))
+
+
+def test_pairs_of_one_update_are_of_similar_length(tmp_path: Path, llama: dict[str, Any]) -> None:
+    answers = [("yes" * (1 + 7 * row % 40), "n" * (1 + 3 * row % 40)) for row in range(40)]
+    pairs = [{"prompt": "p", "chosen": chosen, "rejected": rejected} for chosen, rejected in answers]
+    train = write_records(tmp_path / "a.jsonl", pairs)
+    built = build_parts(recipe(tmp_path, "preference", llama, train=[train], context=160))
+    batches: list[Any] = [batch_of(built, [row]) for row in range(3)]
+    longest = [len(batch["chosen"]["labels"][0]) for batch in batches]
+    assert longest == [8, 32, 48], "filled up to a multiple of 8"
+    order = built.train.epoch_order(0, 0, shuffle=True)
+    lengths = built.train.lengths[order].reshape(-1, 2)
+    assert sorted(order.tolist()) == list(range(40)) and abs(lengths[:, 0] - lengths[:, 1]).max() <= 12
+    apart = build_parts(recipe(tmp_path, "preference", llama, train=[train], context=160, group_by_length=False))
+    assert isinstance(apart.train, PairRows)
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ def problems(data: str, task: str = "language_modelling", model: str = HUGGING_F
         ("kind: datasets, path: a, streaming: true, packing: none", "language_modelling"),
         (RECORDS, "classification"),
         (f"{RECORDS}, group_by_length: false", "language_modelling"),
+        (f"{RECORDS}, group_by_length: false", "preference"),
     ],
 )
 def test_what_goes_together(data: str, task: str) -> None:
@@ -36,8 +37,7 @@ def test_what_goes_together(data: str, task: str) -> None:
     [
         (f"{RECORDS}, learn: last", "classification", "data.learn: last is for rows that a model learns to write"),
         (f"{RECORDS}, packing: none", "contrastive", "data.packing: none is for rows that a model learns to write"),
-        (f"{RECORDS}, group_by_length: false", "contrastive", "data.group_by_length: false is for language_modelling"),
-        (f"{RECORDS}, group_by_length: false", "preference", "data.group_by_length: false is for language_modelling"),
+        (f"{RECORDS}, group_by_length: false", "contrastive", "data.group_by_length: false is for rows that a model"),
         (f"{RECORDS}, row_format: chat", "preference", "data.row_format: chat, and task.kind preference"),
         (f"{RECORDS}, row_format: preference", "language_modelling", "data.row_format: preference, and task.kind"),
         (f"{RECORDS}, packing: packed", "preference", "data.packing: packed is for language_modelling"),
