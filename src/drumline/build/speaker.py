@@ -20,7 +20,7 @@ from drumline.data.chat import Message
 from drumline.data.hub import local_folder
 from drumline.data.jinja_templates import own_template
 from drumline.data.templates import Template, load_template
-from drumline.data.tokenizers import Tokenizer, load_tokenizer
+from drumline.data.tokenizers import Tokenizer, has_tokenizer, load_tokenizer
 from drumline.errors import ConfigError, DataError, MissingExtra
 from drumline.models.adapter_files import SETTINGS
 from drumline.models.decoder import decoder_from_config
@@ -144,7 +144,7 @@ def of_folder(source: str, device: torch.device, *, raw: bool) -> Speaker:
         raise ConfigError(f"{base} could not be loaded as a language model: {error}", "give another folder") from error
     if adapter:
         model = with_peft(model, folder)
-    tokenizer = load_tokenizer(str(folder if (folder / "tokenizer.json").is_file() else base))
+    tokenizer = load_tokenizer(str(folder if has_tokenizer(folder) else base))
     found = own_template(folder) or own_template(base)
     template = None if raw or found is None else Template(found, tokenizer)
     return speaker_of(model, tokenizer, template, model.generation_config.to_diff_dict(), str(source))

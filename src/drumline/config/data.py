@@ -86,8 +86,8 @@ class TextData(Section):
     eval_fraction: EvalFraction = 0.0
     tokenizer: str | None = Field(
         None,
-        description="'byte', a folder with a Hugging Face tokenizer (tokenizer.json, or vocab.json and merges.txt), or "
-        "a name on the hub; none: the Hugging Face model's own, else bytes.",
+        description="'byte', a folder with a Hugging Face tokenizer (tokenizer.json, vocab.json and merges.txt, "
+        "vocab.txt, or a SentencePiece model), or a name on the hub; none: the Hugging Face model's own, else bytes.",
     )
     context: PositiveInt = Field(256, description="Tokens a row.")
     cache_dir: Path = Field(

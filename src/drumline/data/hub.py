@@ -28,6 +28,7 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "merges.txt",
     "spiece.model",
+    "sentencepiece.bpe.model",
     "additional_chat_templates/*.jinja",
 )
 """Patterns of the files that turn text into ids, and chats into text."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import importlib.util
 import json
 from collections.abc import Sequence
 from itertools import accumulate
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from drumline.data.files import nearest
 from drumline.data.hub import TOKENIZER_FILES, Hub, fetch, local_folder
-from drumline.errors import DataError, MissingExtra
+from drumline.errors import DataError, DrumlineError, MissingExtra
 
 Ids = NDArray[np.int64]
 Words = list[int | None]
@@ -26,6 +27,8 @@ BYTE_END_OF_DOCUMENT = 256
 
 # Names under which byte-level vocabulary and merges are saved: by Hugging Face, and by OpenAI for GPT-2.
 _PAIRS = (("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+_OTHER = ("vocab.txt", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+"""Vocabularies of WordPiece and of SentencePiece, which transformers knows to read by the model's kind."""
 _PROBE = "The 2 naïve cafés cost 10 €,\n\tsaid Ωμέγα 日本 🙂.  It's so!"
 
 
@@ -116,22 +119,25 @@ class ByteTokenizer:
 class HuggingFaceTokenizer:
     """A tokenizer from a local folder: tokenizer.json, or byte-level vocab.json and merges.txt (GPT-2's own names too).
 
-    Special tokens that stand in the text are taken as such. Truncation and padding that a tokenizer.json asks for are
-    switched off: a document is never cut. Raises MissingExtra without the package `tokenizers`, DataError where the
-    folder holds no tokenizer, or one that does not give text back.
+    Older folders have vocab.txt or a SentencePiece model, which transformers reads, the latter with the package
+    sentencepiece. Special tokens that stand in the text are taken as such. Truncation and padding that a tokenizer.json
+    asks for are switched off: a document is never cut. Raises MissingExtra without the package `tokenizers`, DataError
+    where the folder holds no tokenizer, or one that does not give text back.
     """
 
     def __init__(self, folder: Path) -> None:
         files = _tokenizer_files(folder)
         self.folder = folder
-        self._tokenizer = _load(folder, files)
+        self._tokenizer, roles = _load(folder, files)
         vocabulary = self.vocabulary
-        _check(self._tokenizer, folder, byte_level=len(files) == 2)
+        _check(self._tokenizer, folder, byte_level=_is_pair(files))
         self.vocab_size = max(vocabulary.values()) + 1
-        end = END_OF_TEXT if END_OF_TEXT in vocabulary else _named_token(folder, "eos_token")
+        end = END_OF_TEXT if END_OF_TEXT in vocabulary else roles["eos_token"]
         self._end_name, self._end = end, vocabulary.get(str(end))
-        self.pad_id = _pad_id(folder, vocabulary, self._end)
-        parts = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
+        self.pad_id = _pad_id(roles["pad_token"], vocabulary, self._end)
+        # What becomes of the other vocabularies is said by settings beside them, too.
+        read = [self._tokenizer.to_str().encode()] if files[0].name in _OTHER else [file.read_bytes() for file in files]
+        parts = [hashlib.sha256(content).hexdigest() for content in read]
         self.fingerprint = hashlib.sha256(" ".join([*parts, str(self._end)]).encode()).hexdigest()
 
     @property
@@ -206,15 +212,15 @@ def load_tokenizer(name: str, hub: Hub | None = None) -> Tokenizer:
     if not folder.is_dir():
         raise DataError(
             f"data.tokenizer: {name!r} is neither 'byte' nor a folder",
-            "write byte, a folder with tokenizer.json or vocab.json and merges.txt, or a name on the hub "
-            f"({nearest(folder)})",
+            f"write byte, a folder with a Hugging Face tokenizer, or a name on the hub ({nearest(folder)})",
         )
     return HuggingFaceTokenizer(folder)
 
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder has the files of a tokenizer that can be read here."""
-    return any(all((folder / name).is_file() for name in names) for names in (("tokenizer.json",), *_PAIRS))
+    known = (("tokenizer.json",), *_PAIRS, *((name,) for name in _OTHER))
+    return any(all((folder / name).is_file() for name in names) for names in known)
 
 
 def extends(tokenizer: Tokenizer, own: Tokenizer) -> bool:
@@ -232,24 +238,40 @@ def _tokenizer_files(folder: Path) -> list[Path]:
         pair = [folder / name for name in names]
         if all(file.is_file() for file in pair):
             return pair
+    for name in _OTHER:
+        if (folder / name).is_file():
+            return [folder / name]
+    others = [*(" with ".join(pair) for pair in _PAIRS), *_OTHER]
     raise DataError(
-        f"{folder} holds no tokenizer: neither tokenizer.json nor {' nor '.join(' with '.join(p) for p in _PAIRS)}",
+        f"{folder} holds no tokenizer: neither tokenizer.json nor {' nor '.join(others)}",
         f"name the folder that holds one ({nearest(whole)})",
     )
 
 
-def _load(folder: Path, files: list[Path]) -> Any:
+def _is_pair(files: list[Path]) -> bool:
+    return tuple(file.name for file in files) in _PAIRS
+
+
+def _load(folder: Path, files: list[Path]) -> tuple[Any, dict[str, str | None]]:
+    """The tokenizer, and its tokens that end and fill up by their names in tokenizer_config.json."""
+    roles = {role: _named_token(folder, role) for role in ("eos_token", "pad_token")}
     try:
         import tokenizers
     except ImportError:
         raise MissingExtra("tokenizers", "hf") from None
     try:
-        if len(files) == 1:
-            tokenizer = tokenizers.Tokenizer.from_file(str(files[0]))
+        if not _is_pair(files):
+            if files[0].name in _OTHER:
+                read = _read(folder, files[0])
+                tokenizer, roles = read.backend_tokenizer, {role: getattr(read, role) for role in roles}
+            else:
+                tokenizer = tokenizers.Tokenizer.from_file(str(files[0]))
             tokenizer.no_truncation()
             tokenizer.no_padding()
-            return tokenizer
+            return tokenizer, roles
         tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(str(files[0]), str(files[1])))
+    except DrumlineError:
+        raise
     # The package raises a plain Exception for whatever is wrong with a file.
     except Exception as error:
         names = " and ".join(file.name for file in files)
@@ -260,7 +282,22 @@ def _load(folder: Path, files: list[Path]) -> Any:
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
     if tokenizer.token_to_id(END_OF_TEXT) is not None:
         tokenizer.add_special_tokens([END_OF_TEXT])
-    return tokenizer
+    return tokenizer, roles
+
+
+def _read(folder: Path, file: Path) -> Any:
+    """What transformers makes of a vocabulary, by the kind of model that config.json or tokenizer_config.json says."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise MissingExtra("transformers", "hf") from None
+    if file.suffix == ".model" and importlib.util.find_spec("sentencepiece") is None:
+        raise DataError(
+            f"{file.name} in {folder} is read with the package sentencepiece, which is not installed",
+            "pip install sentencepiece, or save the tokenizer with save_pretrained() where it is: that writes "
+            "tokenizer.json",
+        )
+    return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
 
 
 def _check(tokenizer: Any, folder: Path, byte_level: bool) -> None:
@@ -295,9 +332,9 @@ def _named_token(folder: Path, role: str) -> str | None:
     return None if name is None else str(name)
 
 
-def _pad_id(folder: Path, vocabulary: dict[str, int], end: int | None) -> int:
-    """The padding token of tokenizer_config.json, else one of the two usual names, else the end token, else 0."""
-    names = (_named_token(folder, "pad_token"), "[PAD]", "<pad>")
+def _pad_id(named: str | None, vocabulary: dict[str, int], end: int | None) -> int:
+    """The padding token that is named, else one of the two usual names, else the end token, else 0."""
+    names = (named, "[PAD]", "<pad>")
     return next((vocabulary[name] for name in names if name in vocabulary), end or 0)
 
 

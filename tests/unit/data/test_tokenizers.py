@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 
 from drumline.data.files import read_pieces
-from drumline.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer, load_tokenizer
+from drumline.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer, has_tokenizer, load_tokenizer
 from drumline.errors import DataError, MissingExtra
 
 SENTENCES = ["Call me Ishmael.", "The whale, the white whale!", "Some years ago - never mind how long precisely"]
@@ -191,6 +191,41 @@ def test_lower_case_word_pieces_are_accepted(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "[SEP]"}')
     loaded = load_tokenizer(str(tmp_path))
     assert loaded.decode(loaded.encode("The Whale")) == "the whale"
+
+
+@pytest.fixture
+def word_pieces(tmp_path: Path) -> Path:
+    """A folder as BERT's were before there was a tokenizer.json."""
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "white", "whale", "##s", "The"]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    return tmp_path
+
+
+def test_an_older_folder_with_vocab_txt(word_pieces: Path) -> None:
+    loaded = load_tokenizer(str(word_pieces))
+    assert has_tokenizer(word_pieces) and loaded.vocab_size == 10 and loaded.pad_id == 0
+    assert loaded.encode("The white whales").tolist() == [5, 6, 7, 8]
+    row = loaded.encode_row("white", "The whale", 16)
+    assert row.ids.tolist() == [2, 6, 3, 5, 7, 3] and row.type_ids.tolist() == [0, 0, 0, 1, 1, 1]
+    assert pickle.loads(pickle.dumps(loaded)).encode("whale").tolist() == [7]
+    (word_pieces / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    cased = load_tokenizer(str(word_pieces))
+    assert cased.encode("The white whales").tolist() == [9, 6, 7, 8]
+    assert cased.fingerprint != loaded.fingerprint
+
+
+def test_an_older_folder_that_does_not_say_what_it_is(word_pieces: Path) -> None:
+    (word_pieces / "config.json").write_text("{}")
+    with pytest.raises(DataError, match=r"cannot load vocab\.txt in "):
+        load_tokenizer(str(word_pieces))
+
+
+def test_a_sentencepiece_model_needs_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    (tmp_path / "spiece.model").write_bytes(b"")
+    with pytest.raises(DataError, match=r"spiece\.model in .* package sentencepiece.*\n.*pip install sentencepiece"):
+        load_tokenizer(str(tmp_path))
 
 
 @pytest.mark.parametrize("content", ["", "{}", "not json"])
