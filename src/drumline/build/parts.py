@@ -41,13 +41,28 @@ class Built:
 
 
 def build_trainer(config: RunConfig, run: RunDir) -> Trainer:
-    """The trainer of a recipe. Raises ConfigError and DataError before any process group exists."""
+    """The trainer of a recipe, in a run directory that is prepared.
+
+    Raises ConfigError and DataError before any process group exists.
+    """
     built = build_parts(bound(config, run))
-    if built.loaded is not None and detect_world().rank == 0:
-        tell(built.loaded, run)
-        report_data(config, built, run)
+    keep(run, *data_events(config, built, run))
     built.options["run"] = run
     return Trainer(built.model, config, built.train, **built.options)
+
+
+def build_joined(config: RunConfig) -> Trainer:
+    """The trainer of a recipe whose run directory, run_dir, rank 0 makes or finds when all ranks have met here.
+
+    Raises ConfigError and DataError before any process group exists.
+    """
+    assert config.run_dir is not None
+    asked = RunDir(config.run_dir)
+    built = build_parts(bound(config, asked))
+    events = data_events(config, built, asked)
+    trainer = Trainer(built.model, config, built.train, **built.options)
+    keep(RunDir(trainer.run_dir), *events)
+    return trainer
 
 
 def bound(config: RunConfig, run: RunDir) -> RunConfig:
@@ -120,10 +135,35 @@ def assembled(config: RunConfig, loaded: Loaded, model: nn.Module, loss: Any) ->
     return Built(model, train, options, loaded)
 
 
-def tell(loaded: Loaded, run: RunDir) -> None:
-    """Log what the data holds, and keep it in events.jsonl, where the names of the classes are found later."""
-    if loaded.reads == "packed":
+def data_events(config: RunConfig, built: Built, run: RunDir) -> list[dict[str, Any]]:
+    """Log on rank 0 what the data holds and what is to be seen to in it; both as lines for events.jsonl.
+
+    The latter once a run, so not where it goes on.
+    """
+    if built.loaded is None or detect_world().rank != 0:
+        return []
+    events = [] if built.loaded.reads == "packed" else [data_event(built.loaded)]
+    if any(line.get("event") == "data_report" for line in read_lines(run.events)):
+        return events
+    found = data_report(config, built.loaded, built.train, built.options.get("eval_data"))
+    if found is not None:
+        tell_report(found)
+        events.append({"event": "data_report", "rank": 0, **found.event()})
+    return events
+
+
+def keep(run: RunDir, *events: dict[str, Any]) -> None:
+    """Write lines into events.jsonl."""
+    if not events:
         return
+    lines = LineWriter(run.events)
+    for event in events:
+        lines.write(event)
+    lines.close()
+
+
+def data_event(loaded: Loaded) -> dict[str, Any]:
+    """Log what the data holds; the same as an event, in which the names of the classes are found later."""
     facts: dict[str, Any] = {}
     for name, rows in (("train", loaded.train), ("eval", loaded.evaluation)):
         if rows is None:
@@ -146,22 +186,7 @@ def tell(loaded: Loaded, run: RunDir) -> None:
     if loaded.classes is not None:
         logger.info("data: %s", loaded.classes.describe())
         facts["classes"] = list(told_names(loaded.classes.names))
-    events = LineWriter(run.events)
-    events.write({"event": "data", "rank": 0, **facts})
-    events.close()
-
-
-def report_data(config: RunConfig, built: Built, run: RunDir) -> None:
-    """Look through the rows, log what was found and keep it in events.jsonl; once a run, so not when it goes on."""
-    if built.loaded is None or any(line.get("event") == "data_report" for line in read_lines(run.events)):
-        return
-    found = data_report(config, built.loaded, built.train, built.options.get("eval_data"))
-    if found is None:
-        return
-    tell_report(found)
-    events = LineWriter(run.events)
-    events.write({"event": "data_report", "rank": 0, **found.event()})
-    events.close()
+    return {"event": "data", "rank": 0, **facts}
 
 
 def first_batch(built: Built) -> None:

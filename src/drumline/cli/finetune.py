@@ -46,7 +46,10 @@ def finetune(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Fine-tune a model on your data, on every device of this machine; what you do not set is chosen, and shown."""
+    """Fine-tune a model on your data, on every device of this machine; what you do not set is chosen, and shown.
+
+    Under torchrun or srun each process becomes a rank of one run.
+    """
     from drumline.cli.train import directory_of, train_in
     from drumline.errors import ConfigError
     from drumline.plan.finetuning import finetune_config

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import datetime
 import math
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
@@ -30,7 +31,10 @@ def register(app: typer.Typer) -> None:
 
 
 def train(recipe: Recipe, overrides: Overrides = None) -> None:
-    """Train a recipe on every device of this machine; metrics and report data go to the run directory."""
+    """Train a recipe on every device of this machine; metrics and report data go to the run directory.
+
+    Under torchrun or srun each process becomes a rank of one run.
+    """
     from drumline.config.load import load_config
 
     config = load_config(recipe, overrides or ())
@@ -38,15 +42,21 @@ def train(recipe: Recipe, overrides: Overrides = None) -> None:
 
 
 def train_in(path: Path, config: RunConfig) -> None:
-    """Train in this run directory, on from where it was left if it is there; ends the command as the run ended."""
+    """Train in this run directory, on from where it was left if it is there; ends the command as the run ended.
+
+    One of several processes that torchrun, srun or someone else has started becomes a rank of the run.
+    """
     from drumline.config.changes import with_global_batch
     from drumline.config.load import dump_config
     from drumline.hardware.claims import Claims
     from drumline.hardware.doctor import environment_facts
     from drumline.launcher.restarts import RECIPE_RESTARTS, Policy, run_with_restarts
     from drumline.launcher.spec import LaunchSpec
+    from drumline.launcher.world import detect_world
     from drumline.rundir import Lock, RunDir, write_atomic, write_json
 
+    if detect_world().size > 1:
+        become_rank(path, config)
     lock, kept = take_existing(path, config)
     if kept is not None and kept.finished is not None:
         print(f"{kept.describe(path)}\n{summary(RunDir(path))}")
@@ -71,6 +81,15 @@ def train_in(path: Path, config: RunConfig) -> None:
     record_end(run, result)
     finish(result, run)
     print(summary(run))
+
+
+def become_rank(path: Path, config: RunConfig) -> NoReturn:
+    """Go on in this process as one rank of a run; of all paths rank 0's counts."""
+    from drumline.config.load import dump_config
+    from drumline.launcher.spec import JOINED
+
+    environ = {**os.environ, JOINED: dump_config(config)}
+    os.execve(sys.executable, [sys.executable, "-P", "-m", "drumline.worker", str(path)], environ)
 
 
 def without_lost(spec: LaunchSpec, config: RunConfig, plan: Plan, gpus: tuple[str, ...]) -> LaunchSpec:

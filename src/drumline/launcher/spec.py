@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 MARK = "DRUMLINE_LAUNCH"
 """Variable with the launch's id in the environment of every process of a launch, by which stragglers are found."""
+JOINED = "DRUMLINE_JOINED"
+"""Variable with the config of a run, as YAML, for a process of a world that somebody else has started."""
 
 
 def stopped_file(run: RunDir, rank: int) -> Path:

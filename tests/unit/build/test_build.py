@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from drumline.build.parts import Built, bound, build_parts, first_batch, tell
+from drumline.build.parts import Built, bound, build_parts, data_event, first_batch, keep
 from drumline.config.schema import RunConfig
 from drumline.data.features import Prepared, PreparedStream
 from drumline.data.source import as_source
@@ -262,7 +262,7 @@ def test_what_the_data_holds_is_kept_with_the_names_of_the_classes(tmp_path: Pat
     run = RunDir.create(tmp_path / "run")
     built = build_parts(recipe(tmp_path, "classification", NGRAMS, train=[train], eval=[held_out]))
     assert built.loaded is not None
-    tell(built.loaded, run)
+    keep(run, data_event(built.loaded))
     [event] = [json.loads(line) for line in run.events.read_text().splitlines()]
     assert (event["event"], event["classes"]) == ("data", ["A", "B"])
     assert (event["train"]["rows"], event["train"]["bad_rows"], event["eval"]["rows"]) == (40, 1, 2)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from drumline.build.data_report import token_rows_in
-from drumline.build.parts import build_parts, report_data, tell
+from drumline.build.parts import build_parts, data_events, keep
 from drumline.data.document_packing import packed
 from drumline.data.length_order import ByLength
 from drumline.data.mixture import Mixture
@@ -23,11 +23,15 @@ NGRAMS = {"kind": "ngrams", "width": 4, "num_buckets": 50}
 
 
 def told(tmp_path: Path, task: str, model: dict[str, Any], **data: Any) -> dict[str, Any]:
-    """The event about this data; {} where there is none."""
+    """The report on this data as an event; {} where there is none."""
     config = recipe(tmp_path, task, model, **data)
     run = RunDir.create(tmp_path / "run")
-    report_data(config, build_parts(config), run)
-    return next(read_lines(run.events), {})
+    keep(run, *data_events(config, build_parts(config), run))
+    return next(iter(reports(run)), {})
+
+
+def reports(run: RunDir) -> list[dict[str, Any]]:
+    return [line for line in read_lines(run.events) if line["event"] == "data_report"]
 
 
 def own(folder: Path) -> dict[str, Any]:
@@ -66,9 +70,9 @@ def test_it_is_told_once_a_run_and_not_where_it_is_not_wanted(tmp_path: Path) ->
     config = recipe(tmp_path, "classification", NGRAMS, train=[train])
     run = RunDir.create(tmp_path / "run")
     built = build_parts(config)
-    report_data(config, built, run)
-    report_data(config, built, run)
-    assert len(list(read_lines(run.events))) == 1
+    keep(run, *data_events(config, built, run))
+    keep(run, *data_events(config, built, run))
+    assert len(reports(run)) == 1
     (tmp_path / "other").mkdir()
     assert told(tmp_path / "other", "classification", NGRAMS, train=[train], check=False) == {}
 
@@ -94,10 +98,8 @@ def test_chats_and_prompts_say_what_they_are(tmp_path: Path, caplog: pytest.LogC
     model = {"kind": "decoder", "width": 8, "num_layers": 1, "num_heads": 1}
     config = recipe(tmp_path, "language_modelling", model, train=[train])
     run, built = RunDir.create(tmp_path / "run"), build_parts(config)
-    assert built.loaded is not None
     with caplog.at_level(logging.INFO):
-        tell(built.loaded, run)
-    report_data(config, built, run)
+        keep(run, *data_events(config, built, run))
     data, report = read_lines(run.events)
     assert (data["row_format"], data["template"]) == ("prompt_completion", None)
     assert "prompt and completion" in data["row_format_reason"] and data["row_format_reason"] in caplog.text

@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 
-from drumline.build.parts import build_trainer, tell
+from drumline.build.parts import build_trainer, data_event, keep
 from drumline.build.predictor import make_predictor, with_agreed_step
 from drumline.build.rows import load_rows
 from drumline.build.trained_model import load_run
@@ -37,7 +37,7 @@ def trained(folder: Path, config: RunConfig) -> tuple[RunDir, Any]:
     """Two updates, and the model as it was then."""
     run = RunDir.create(folder / "run")
     run.config.write_text(dump_config(config))
-    tell(load_rows(config), run)
+    keep(run, data_event(load_rows(config)))
     with build_trainer(config, run) as trainer:
         trainer.fit()
         return run, trainer.model.eval()
