@@ -191,7 +191,9 @@ def test_a_part_of_each_layer_on_each_gpu_writes_what_one_gpu_writes(tmp_path: P
         config = config_of(tmp_path / name, model, rows, task=writing(), **sections)
         file = tmp_path / f"{name}.yaml"
         file.write_text(json.dumps(config.model_dump(mode="json", exclude_unset=True)))  # JSON is YAML
-        command = [sys.executable, "-m", "drumline", "infer", "--config", str(file), "--set", f"hardware.count={count}"]
+        changes = [f"hardware.count={count}", "hardware.taken=use"]  # by this process, since other tests ran in it
+        command = [sys.executable, "-m", "drumline", "infer", "--config", str(file)]
+        command += [part for change in changes for part in ("--set", change)]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
         assert ended.returncode == 0, ended.stderr
         found[name] = [(answer["answer"], answer["error"]) for answer in read(config.output.file)]
