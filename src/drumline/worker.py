@@ -17,7 +17,7 @@ import yaml
 
 from drumline.build.parts import build_joined, build_trainer
 from drumline.build.parts import logger as build_logger
-from drumline.config.load import load_config
+from drumline.config.load import config_from_mapping, load_config
 from drumline.config.schema import RunConfig
 from drumline.errors import DrumlineError
 from drumline.launcher.spec import JOINED
@@ -73,7 +73,7 @@ if __name__ == "__main__":
         main(Path(sys.argv[1]))
     else:
         try:
-            join(Path(sys.argv[1]), RunConfig.model_validate(yaml.safe_load(joined)))
+            join(Path(sys.argv[1]), config_from_mapping(yaml.safe_load(joined), JOINED))
         except DrumlineError as error:  # as the command itself would say it
             sys.stderr.write(f"error: {error}\n")
             sys.exit(error.exit_status)

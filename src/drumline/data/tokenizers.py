@@ -219,8 +219,7 @@ def load_tokenizer(name: str, hub: Hub | None = None) -> Tokenizer:
 
 def has_tokenizer(folder: Path) -> bool:
     """Whether a folder has the files of a tokenizer that can be read here."""
-    known = (("tokenizer.json",), *_PAIRS, *((name,) for name in _OTHER))
-    return any(all((folder / name).is_file() for name in names) for names in known)
+    return bool(_files_in(folder))
 
 
 def extends(tokenizer: Tokenizer, own: Tokenizer) -> bool:
@@ -230,21 +229,22 @@ def extends(tokenizer: Tokenizer, own: Tokenizer) -> bool:
     return tokenizer.fingerprint == own.fingerprint
 
 
+def _files_in(folder: Path) -> list[Path]:
+    """The files of the folder's vocabulary, of the first kind that is there; none where it has no tokenizer."""
+    for names in (("tokenizer.json",), *_PAIRS, *((name,) for name in _OTHER)):
+        files = [folder / name for name in names]
+        if all(file.is_file() for file in files):
+            return files
+    return []
+
+
 def _tokenizer_files(folder: Path) -> list[Path]:
-    whole = folder / "tokenizer.json"
-    if whole.is_file():
-        return [whole]
-    for names in _PAIRS:
-        pair = [folder / name for name in names]
-        if all(file.is_file() for file in pair):
-            return pair
-    for name in _OTHER:
-        if (folder / name).is_file():
-            return [folder / name]
+    if files := _files_in(folder):
+        return files
     others = [*(" with ".join(pair) for pair in _PAIRS), *_OTHER]
     raise DataError(
         f"{folder} holds no tokenizer: neither tokenizer.json nor {' nor '.join(others)}",
-        f"name the folder that holds one ({nearest(whole)})",
+        f"name the folder that holds one ({nearest(folder / 'tokenizer.json')})",
     )
 
 
