@@ -10,7 +10,9 @@ fused AdamW. Each contestant is a process of its own that makes the same epochs 
 `--warm` are not timed. With --gpus N it is a process a GPU, by torchrun, each with the batch that one has alone.
 hf_trainer: the Trainer of transformers, batches of similar length; sft: TRL's SFTTrainer, packed by cutting one stream
 of texts into rows, since its better packings make one row of a whole batch, which without the flash-attn package took
-1.7 s an update on an H200; with +compiled each is compiled (drumline by blocks, and with +whole in one piece).
+1.7 s an update on an H200; with +compiled each is compiled (drumline by blocks, and with +whole in one piece;
+hf_trainer for batches of any shape, since at torch's defaults it did not get through in seven minutes, and with
++regional by blocks). Drumline takes a kind of attention too, as drumline+compiled+sdpa.
 """
 
 from __future__ import annotations
@@ -81,6 +83,8 @@ class Epochs:
     def __init__(self, warm: int) -> None:
         self._warm = warm
         self._ends: list[float] = []
+        self.choices: list[str] = []
+        """What drumline found out at its start."""
 
     def end(self) -> None:
         """An epoch is through."""
@@ -107,13 +111,17 @@ def drumline(work: Path, epochs: int, warm: int, how: str) -> Epochs:
     from drumline.build.parts import build_trainer
     from drumline.rundir import RunDir
 
+    words = how.split("+")
+    attention = next((word for word in words if word in ("sdpa", "varlen")), "auto")
+    compiled = "whole" if "whole" in words else "blocks" if "compiled" in words else "none"
     config = RunConfig.model_validate(
         {
-            "model": {"kind": "huggingface", "path": str(work / "model"), "random_weights": True},
+            "model": {"kind": "huggingface", "path": str(work / "model"), "random_weights": True}
+            | {"attention": attention},
             "data": {"kind": "records", "train": [str(work / "texts.jsonl")], "context": CONTEXT, "check": False}
             | {"cache_dir": str(work / "cache")},
             "train": {"global_batch": world_size() * TOKENS_AN_UPDATE // CONTEXT, "epochs": epochs, "lr": 1e-4}
-            | {"micro_batch": TOKENS_AN_UPDATE // CONTEXT, "compile": {"": "none", "compiled": "blocks"}.get(how, how)},
+            | {"micro_batch": TOKENS_AN_UPDATE // CONTEXT, "compile": compiled},
             "checkpoint": {"at_end": False},
             "track": {"every": 50, "console": False},
         }
@@ -125,6 +133,8 @@ def drumline(work: Path, epochs: int, warm: int, how: str) -> Epochs:
             if info.epoch != before:
                 clock.end()
                 before = info.epoch
+    events = [json.loads(line) for line in run.events.read_text(encoding="utf-8").splitlines()]
+    clock.choices = [each["message"] for each in events if each["event"] == "choices"]
     return clock
 
 
@@ -177,6 +187,8 @@ def hf_trainer(work: Path, epochs: int, warm: int, how: str) -> Epochs:
 
     from transformers import DataCollatorForLanguageModeling, Trainer, TrainingArguments
 
+    os.environ["ACCELERATE_DYNAMO_USE_DYNAMIC"] = "true"
+    os.environ["ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"] = str("regional" in how)
     model, tokenizer, callback, clock = peer_parts(work, warm)
     texts = [json.loads(line)["text"] for line in (work / "texts.jsonl").read_text(encoding="utf-8").splitlines()]
     ends = [[*ids, tokenizer.eos_token_id] for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
@@ -225,6 +237,7 @@ def contest(work: Path, name: str, epochs: int, warm: int) -> None:
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
+        "choices": clock.choices,
     }
     if not int(os.environ.get("RANK", 0)):
         print("RESULT " + json.dumps(result), flush=True)

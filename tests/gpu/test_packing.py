@@ -150,15 +150,16 @@ def test_blocks_are_compiled_once_for_all_batches(texts: TokenRows) -> None:
     assert counters["stats"]["unique_graphs"] == 1
 
 
+@pytest.mark.parametrize("compiling", ["auto", "blocks", "whole"])
 def test_a_run_chooses_attention_and_compiler(
-    tmp_path: Path, texts: TokenRows, monkeypatch: pytest.MonkeyPatch
+    compiling: str, tmp_path: Path, texts: TokenRows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choices, "SHORT_RUN_S", 0.0)
     config = RunConfig.model_validate(
         {
             "run_dir": tmp_path / "run",
             "model": {"kind": "huggingface", "path": "a folder that is not read"},
-            "train": {"global_batch": 8, "max_steps": 4, "precision": "bf16", "compile": "auto"},
+            "train": {"global_batch": 8, "max_steps": 4, "precision": "bf16", "compile": compiling},
             "track": {"every": 1, "console": False},
             "checkpoint": {"at_end": False},
             "monitor": {"record": False},
@@ -171,9 +172,15 @@ def test_a_run_chooses_attention_and_compiler(
     with Trainer(model, config, rows, loss=LanguageModelling(VOCABULARY), collate=PackedBatch(5.0)) as trainer:
         trainer.fit()
     (event,) = [line for line in read_lines(tmp_path / "run" / "events.jsonl") if line["event"] == "choices"]
-    assert set(event["attention"]["seconds"]) >= {"varlen", "sdpa"}
-    assert all(event["attention"]["seconds"].values())
-    assert event["attention"]["chosen"] in event["attention"]["seconds"]
-    assert set(event["compile"]["seconds"]) == {"none", "blocks"}
-    chosen = event["compile"]["chosen"]
-    assert (model.model.layers[0]._compiled_call_impl is not None) == (chosen == "blocks")  # type: ignore[union-attr, index]
+    if compiling == "whole":
+        assert event["attention"]["chosen"] == "varlen"
+        assert event["attention"]["seconds"] == {}
+    else:
+        assert set(event["attention"]["seconds"]) >= {"varlen", "sdpa"}
+        assert all(event["attention"]["seconds"].values())
+        assert event["attention"]["chosen"] in event["attention"]["seconds"]
+    if compiling == "auto":
+        assert set(event["compile"]["seconds"]) == {"none", "blocks"}
+        assert list(event).index("compile") < list(event).index("attention")
+        compiling = event["compile"]["chosen"]
+    assert (model.model.layers[0]._compiled_call_impl is not None) == (compiling == "blocks")  # type: ignore[union-attr, index]

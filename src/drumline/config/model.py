@@ -82,8 +82,8 @@ class HuggingFaceModel(Section):
     attention: Literal["auto", "sdpa", "varlen", "flash_attention_2", "flex_attention", "eager"] = Field(
         "auto",
         description="How attention is computed. varlen: torch's own for packed texts, of causal models. auto: of "
-        "varlen, sdpa and flash_attention_2 the fastest that is right for the model, measured at start on a GPU; else "
-        "eager.",
+        "varlen, sdpa and flash_attention_2 the fastest that is right for the model, measured at start on a GPU "
+        "(with train.compile: whole not measured: the first); else eager.",
     )
     embedding_noise: NonNegativeFloat = Field(
         0.0, description="NEFTune's alpha (Jain et al. 2023): uniform noise on the embeddings while training; 0: none."

@@ -23,7 +23,7 @@ from drumline.engine.preflight import traceless
 from drumline.engine.process import empty_cache
 from drumline.engine.recover import finds_no_memory
 from drumline.models.attention_choice import Attention, candidates, set_attention
-from drumline.parallel.compile import compiled_blocks, one_shape, run_as_written, uncompiled
+from drumline.parallel.compile import compiled_blocks, run_as_written, uncompiled
 from drumline.parallel.groups import Groups
 from drumline.parallel.strategy import MicroBatch, Strategy, Task
 from drumline.plan.record import Plan
@@ -90,12 +90,13 @@ class Trials:
 def make_choices(
     strategy: Strategy, model: nn.Module, source: Source, task: Task, config: RunConfig, plan: Plan, groups: Groups
 ) -> Choices:
-    """Choose the kind of attention where model.attention is auto, and whether to compile where train.compile is.
+    """Choose whether to compile where train.compile is auto, and the kind of attention where model.attention is.
 
     On a GPU only, before the size of a pass is looked for. All ranks call it, after the strategy is set up; but for the
     choices the model is as before.
     """
-    choices, blocks = Choices(), compiled_blocks(model) if config.train.compile == "auto" else []
+    choices, compiling = Choices(), config.train.compile
+    blocks = compiled_blocks(model) if compiling == "auto" else []
     memory, settings = device_memory(groups, config), config.model
     attends = isinstance(settings, HuggingFaceModel) and settings.attention == "auto"
     if memory is None or source.is_stream or config.train.deterministic or plan.kind == "data_parallel":
@@ -106,38 +107,46 @@ def make_choices(
     with traceless(model, groups, memory):
         batch = some_rows(source, task, config, plan, one=strategy.forwards_together)
         trials = Trials(strategy, groups, [batch])
+        if blocks:
+            choose_compile(blocks, trials, choices, passes_of(plan, batch))
         if attends:
             assert isinstance(settings, HuggingFaceModel)
             packed = isinstance(batch.batch, Mapping) and "cu_seqlens" in batch.batch
             names = candidates(model, settings, packed=packed)
             agreed = groups.side.exchange("kinds of attention", names)
             names = [name for name in names if all(name in each for each in agreed)]
-            choose_attention(model, names, trials, choices)
-        if blocks:
-            choose_compile(blocks, trials, choices, passes_of(plan, batch))
-            if batch.samples != plan.micro_batch:
-                forget_shapes()
+            choose_attention(model, names, None if compiling == "whole" else trials, choices)
+        if compiled_blocks(model):
+            forget_trials()
     for message in choices.messages:
         logger.info("%s", message)
     return choices
 
 
-def choose_attention(model: nn.Module, names: Sequence[Attention], trials: Trials, choices: Choices) -> None:
-    """Set the quickest of these kinds, in uncompiled passes; the first one where it is the only one."""
-    if len(names) < 2:
-        if names:
-            set_attention(model, names[0])
-        return
+def choose_attention(model: nn.Module, names: Sequence[Attention], trials: Trials | None, choices: Choices) -> None:
+    """Set the quickest of these kinds, in passes as the run makes them; the first where it is the only one.
+
+    Compiled where the run is: a small model's passes as they are written take the host longer than the GPU, and one
+    kind was seen to win or lose by that, which compiled was 1.15 times as fast. trials: None where each kind would be
+    compiled with the whole model, which takes minutes; then the first one is taken.
+    """
     seconds: dict[str, float | None] = {}
-    for name in names:
-        set_attention(model, name)
-        with uncompiled():
+    if trials is not None and len(names) > 1:
+        for name in names:
+            set_attention(model, name)
             seconds[name] = trials.seconds()
-    chosen = quickest(seconds)
+    if not names:
+        return
+    chosen = quickest(seconds) if seconds else names[0]
     for name in names:
         if name == chosen:
             set_attention(model, name)
-    choices.note("attention", chosen, seconds, f"auto: {described(seconds)}")
+    if seconds:
+        choices.note("attention", chosen, seconds, f"auto: {described(seconds)}")
+    elif len(names) > 1:
+        choices.note(
+            "attention", chosen, {}, "auto: the first, since to compile the whole model for each takes minutes"
+        )
 
 
 def choose_compile(blocks: Sequence[nn.Module], trials: Trials, choices: Choices, passes: float | None) -> None:
@@ -149,8 +158,7 @@ def choose_compile(blocks: Sequence[nn.Module], trials: Trials, choices: Choices
         why = f"auto: the run takes about {written * passes:.0f} s without the compiler, which takes nearly as long"
         chosen = "none"
     else:
-        with one_shape():
-            seconds["blocks"] = trials.seconds()
+        seconds["blocks"] = trials.seconds()
         chosen = quickest(seconds)
         why = f"auto: {described(seconds)}"
     if chosen == "none":
@@ -158,7 +166,7 @@ def choose_compile(blocks: Sequence[nn.Module], trials: Trials, choices: Choices
     choices.note("compile", chosen, seconds, why)
 
 
-def forget_shapes() -> None:
+def forget_trials() -> None:
     """Drop compiled code: after a size that the run never has, the run's own would be compiled for any size."""
     import torch._dynamo as dynamo  # slow to import, and not needed where nothing is compiled
 

@@ -23,6 +23,7 @@ from drumline.engine.choices import (
 )
 from drumline.errors import DrumlineError
 from drumline.launcher.world import World
+from drumline.parallel import compile
 from drumline.parallel.compile import compiled_blocks, run_as_written
 from drumline.parallel.groups import Groups
 from drumline.parallel.side_channel import Alone
@@ -124,6 +125,35 @@ def test_the_quicker_attention_stays_set() -> None:
     }
     choose_attention(model, ["sdpa"], tried, choices)
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_without_trials_the_first_attention_is_taken() -> None:
+    model, choices = nn.ModuleList(), Choices()
+    choose_attention(model, ["varlen", "sdpa"], None, choices)
+    assert choices.facts["attention"]["chosen"] == "varlen"
+    assert choices.messages == [
+        "attention: varlen (auto: the first, since to compile the whole model for each takes minutes)"
+    ]
+    choose_attention(model, ["sdpa"], None, choices)
+    assert len(choices.messages) == 1
+
+
+def test_attention_is_tried_as_the_run_computes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled the first kind wins, as written the second one; the trials themselves say which of the two they are."""
+    model, choices = blocks(), Choices()
+    set_to: list[str] = []
+    monkeypatch.setattr("drumline.engine.choices.set_attention", lambda _, name: set_to.append(name))
+
+    def now() -> float:
+        runs_compiled = bool(compiled_blocks(model)) and not compile._num_uncompiled
+        first, second = (0.1, 0.2) if runs_compiled else (0.2, 0.1)
+        return first if set_to[-1] == "varlen" else second
+
+    tried = trials(now)[1]
+    choose_attention(model, ["varlen", "sdpa"], tried, choices)
+    run_as_written(compiled_blocks(model))
+    choose_attention(model, ["varlen", "sdpa"], tried, choices)
+    assert set_to == ["varlen", "sdpa", "varlen", "varlen", "sdpa", "sdpa"]
 
 
 @pytest.mark.parametrize(("written", "compiled", "passes"), [(0.1, 0.05, 10_000.0), (0.1, 0.05, None), (0.1, 0.2, 1e4)])
