@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from drumline.config.schema import RunConfig
 from drumline.data.loader import LoaderOptions, Piece, RowLoader
 from drumline.data.seeds import ROWS
 from drumline.data.source import Source
-from drumline.engine.device_memory import device_memory
+from drumline.engine.device_memory import Memory, device_memory
 from drumline.engine.ending import with_causes
 from drumline.engine.preflight import traceless
 from drumline.engine.process import empty_cache
@@ -53,6 +54,7 @@ class Choices:
         times = {name: None if each is None else round(each, 6) for name, each in seconds.items()}
         self.facts[what] = {"chosen": chosen, "seconds": times, "reason": why}
         self.messages.append(f"{what}: {chosen} ({why})")
+        logger.info("%s", self.messages[-1])
 
 
 @dataclass
@@ -87,48 +89,77 @@ class Trials:
         return None if None in answers else max(answers)
 
 
-def make_choices(
-    strategy: Strategy, model: nn.Module, source: Source, task: Task, config: RunConfig, plan: Plan, groups: Groups
-) -> Choices:
-    """Choose whether to compile where train.compile is auto, and the kind of attention where model.attention is.
+@dataclass
+class Chooser:
+    """Tries out on all ranks together, after the strategy is set up; but for what is chosen all is as before.
 
-    On a GPU only, before the size of a pass is looked for. All ranks call it, after the strategy is set up; but for the
-    choices the model is as before.
+    On a GPU only. Two steps, since how many samples a pass can have depends on the compiler, and which attention is the
+    quickest depends on how many a pass has.
     """
-    choices, compiling = Choices(), config.train.compile
-    blocks = compiled_blocks(model) if compiling == "auto" else []
-    memory, settings = device_memory(groups, config), config.model
-    attends = isinstance(settings, HuggingFaceModel) and settings.attention == "auto"
-    if memory is None or source.is_stream or config.train.deterministic or plan.kind == "data_parallel":
-        run_as_written(blocks)  # what is measured differs from run to run, and what is read once cannot be tried
-        return choices
-    if not (blocks or attends):
-        return choices
-    with traceless(model, groups, memory):
-        batch = some_rows(source, task, config, plan, one=strategy.forwards_together)
-        trials = Trials(strategy, groups, [batch])
-        if blocks:
-            choose_compile(blocks, trials, choices, passes_of(plan, batch))
-        if attends:
-            assert isinstance(settings, HuggingFaceModel)
+
+    strategy: Strategy
+    model: nn.Module
+    source: Source
+    task: Task
+    config: RunConfig
+    groups: Groups
+    choices: Choices = field(default_factory=Choices)
+
+    def choose_compiler(self, plan: Plan) -> None:
+        """Whether to compile, where train.compile is auto; before the size of a pass is looked for."""
+        blocks = compiled_blocks(self.model) if self.config.train.compile == "auto" else []
+        memory = self._memory(plan)
+        if memory is None:
+            run_as_written(blocks)
+        elif blocks:
+            with traceless(self.model, self.groups, memory):
+                batch = self._rows(plan, MOST_TOKENS)
+                choose_compile(blocks, self._trials(batch), self.choices, passes_of(plan, batch))
+                self._forget(batch, plan)
+
+    def choose_attention(self, plan: Plan) -> None:
+        """The kind of attention, where model.attention is auto; on as many samples as a pass of the run has."""
+        settings, memory = self.config.model, self._memory(plan)
+        if memory is None or not isinstance(settings, HuggingFaceModel) or settings.attention != "auto":
+            return
+        with traceless(self.model, self.groups, memory):
+            batch = self._rows(plan, math.inf)
             packed = isinstance(batch.batch, Mapping) and "cu_seqlens" in batch.batch
-            names = candidates(model, settings, packed=packed)
-            agreed = groups.side.exchange("kinds of attention", names)
+            names = candidates(self.model, settings, packed=packed)
+            agreed = self.groups.side.exchange("kinds of attention", names)
             names = [name for name in names if all(name in each for each in agreed)]
-            choose_attention(model, names, None if compiling == "whole" else trials, choices)
-        if compiled_blocks(model):
-            forget_trials()
-    for message in choices.messages:
-        logger.info("%s", message)
-    return choices
+            trials = None if self.config.train.compile == "whole" else self._trials(batch)
+            choose_attention(self.model, names, trials, self.choices)
+            self._forget(batch, plan)
+
+    def _memory(self, plan: Plan) -> Memory | None:
+        """None where nothing can be tried: what is measured differs from run to run, and a stream is read once."""
+        if self.source.is_stream or self.config.train.deterministic or plan.kind == "data_parallel":
+            return None
+        return device_memory(self.groups, self.config)
+
+    def _rows(self, plan: Plan, most_tokens: float) -> MicroBatch:
+        """One row where a forward pass is a collective: if memory ran out on one rank, the others would be stuck."""
+        most_tokens = 1 if self.strategy.forwards_together else most_tokens
+        return some_rows(self.source, self.task, self.config, plan, most_tokens)
+
+    def _trials(self, batch: MicroBatch) -> Trials:
+        return Trials(self.strategy, self.groups, [batch])
+
+    def _forget(self, batch: MicroBatch, plan: Plan) -> None:
+        """Drop code for a size that the run never has: its own would be compiled for any size after that."""
+        if compiled_blocks(self.model) and batch.samples != plan.micro_batch:
+            import torch._dynamo as dynamo  # slow to import, and not needed where nothing is compiled
+
+            dynamo.reset()
 
 
 def choose_attention(model: nn.Module, names: Sequence[Attention], trials: Trials | None, choices: Choices) -> None:
     """Set the quickest of these kinds, in passes as the run makes them; the first where it is the only one.
 
-    Compiled where the run is: a small model's passes as they are written take the host longer than the GPU, and one
-    kind was seen to win or lose by that, which compiled was 1.15 times as fast. trials: None where each kind would be
-    compiled with the whole model, which takes minutes; then the first one is taken.
+    Compiled where the run is, and of its size: small passes, or a small model's as they are written, take the host
+    longer than the GPU, and one kind was seen to lose by that, which was 1.15 times as fast in the run. trials: None
+    where each kind would be compiled with the whole model, which takes minutes; then the first one is taken.
     """
     seconds: dict[str, float | None] = {}
     if trials is not None and len(names) > 1:
@@ -166,13 +197,6 @@ def choose_compile(blocks: Sequence[nn.Module], trials: Trials, choices: Choices
     choices.note("compile", chosen, seconds, why)
 
 
-def forget_trials() -> None:
-    """Drop compiled code: after a size that the run never has, the run's own would be compiled for any size."""
-    import torch._dynamo as dynamo  # slow to import, and not needed where nothing is compiled
-
-    dynamo.reset()
-
-
 def quickest(seconds: Mapping[str, float | None]) -> str:
     """Pure: the first kind, unless a later one is noticeably quicker; kinds that failed are none, unless all are."""
     names = list(seconds)
@@ -197,8 +221,8 @@ def passes_of(plan: Plan, batch: MicroBatch) -> float | None:
     return plan.steps * plan.global_batch / plan.num_shards / max(1, batch.samples)
 
 
-def some_rows(source: Source, task: Task, config: RunConfig, plan: Plan, *, one: bool) -> MicroBatch:
-    """Rows of the first update as a micro-batch has them, at most MOST_TOKENS in all, read in this process; or one."""
+def some_rows(source: Source, task: Task, config: RunConfig, plan: Plan, most_tokens: float) -> MicroBatch:
+    """Rows of the first update as a pass has them, with at most so many tokens, but one; read in this process."""
     order = source.epoch_order(config.seed, 0, shuffle=config.train.shuffle)
     loader = RowLoader(source, task, LoaderOptions())
 
@@ -207,6 +231,6 @@ def some_rows(source: Source, task: Task, config: RunConfig, plan: Plan, *, one:
 
     first = read(1)
     ids = first.batch.get("input_ids") if isinstance(first.batch, Mapping) else None
-    if one or not isinstance(ids, Tensor):
+    if not isinstance(ids, Tensor):
         return first
-    return read(max(1, min(plan.micro_batch, plan.global_batch, MOST_TOKENS // max(1, ids.numel()))))
+    return read(int(max(1, min(plan.micro_batch, plan.global_batch, most_tokens // max(1, ids.numel())))))

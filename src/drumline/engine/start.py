@@ -20,7 +20,7 @@ from drumline.config.schema import RunConfig
 from drumline.data.source import Source
 from drumline.engine.balance import measure_balance
 from drumline.engine.checkpoint import Checkpointer
-from drumline.engine.choices import make_choices
+from drumline.engine.choices import Chooser
 from drumline.engine.ending import let_go, release, tell
 from drumline.engine.facts import agreed, planned
 from drumline.engine.feeds import open_feeds, with_loader
@@ -124,9 +124,11 @@ def assemble(
     freeze(parts.model, config.train.optimizer)
     strategy.setup(parts.model, learners, average_maker(config, plan))
     task = loader_task(parts.tasks)
-    choices = make_choices(strategy, parts.model, parts.train, task, config, plan, groups)
+    chooser = Chooser(strategy, parts.model, parts.train, task, config, groups)
+    chooser.choose_compiler(plan)
     sizes = find_sizes(parts, strategy, config, plan, groups)
     plan = sizes.planned(plan)
+    chooser.choose_attention(plan)
     balance = measure_balance(strategy, parts.model, parts.train, task, config, plan, groups)
     feeds = open_feeds(parts.train, parts.evaluation, task, sizes.stated(config), plan, groups, balance.weights)
     # Last, so that what is refused above leaves no directory that the next attempt would find in its way.
@@ -153,8 +155,8 @@ def assemble(
         sizes.settle(run)
         if feeds.notice is not None:
             run.event("loader", **feeds.notice)
-        if choices.facts:
-            run.event("choices", message="; ".join(choices.messages), **choices.facts)
+        if chooser.choices.facts:
+            run.event("choices", message="; ".join(chooser.choices.messages), **chooser.choices.facts)
         if balance.facts is not None:
             run.event("balance", **balance.facts)
         run.recorder = start_recorder(run)
