@@ -26,7 +26,6 @@ from drumline.tasks import LanguageModelling, Preference
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # Dynamo looks at it for its guards
 ]
 
 VOCABULARY, LENGTH, ROWS = 49152, 1024, 16

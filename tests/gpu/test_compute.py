@@ -16,7 +16,12 @@ from drumline import RunConfig, Trainer
 from drumline.models.decoder import Decoder, DecoderShape
 from drumline.tasks.language_modelling import LanguageModelling
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    # What torch 2.11 says of its own names that torchao calls, and of its sparse tensors.
+    pytest.mark.filterwarnings("ignore:torch.get_autocast_gpu_dtype:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:The PyTorch API of SparseSemiStructuredTensor:UserWarning"),
+]
 
 SMALL = DecoderShape("gpt2", 3, 2, 2, 128, 256, 0.0, False, 512, 64)
 DEEP = DecoderShape("llama", 8, 4, 4, 256, 768, 0.0, True, 512, 256)

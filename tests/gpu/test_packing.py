@@ -136,7 +136,6 @@ def test_no_pass_makes_the_host_wait(texts: TokenRows) -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # Dynamo looks at it for its guards
 def test_blocks_are_compiled_once_for_all_batches(texts: TokenRows) -> None:
     model, compiled = llama().to(DEVICE), llama().to(DEVICE)
     for each in (model, compiled):

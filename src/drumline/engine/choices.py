@@ -8,7 +8,6 @@ import math
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 from torch import Tensor, nn
@@ -31,8 +30,8 @@ from drumline.plan.record import Plan
 
 logger = logging.getLogger("drumline")
 
-WARM_UP, TIMED = 2, 3
-"""Passes that are thrown away, in which kernels are chosen and code is compiled, and passes whose median counts."""
+WARM_UP, TIMED = 2, 4
+"""Passes that are thrown away, in which kernels are chosen and code is compiled, and passes whose quickest counts."""
 FASTER = 0.97
 """Share of the time of the one before it that makes another kind the better one; less is what one run differs from
 the next."""
@@ -66,13 +65,20 @@ class Trials:
     micro_batches: Sequence[MicroBatch]
 
     def seconds(self) -> float | None:
-        """The median of some passes, the longest of all ranks; None where a pass failed on one of them.
+        """The quickest of some passes, the longest of all ranks; None where a pass failed on one of them.
 
-        What fails is the choice that is tried, unless all choices do: then the run itself will say why.
+        What fails is the choice that is tried, unless all choices do: then the run itself will say why. All ranks begin
+        to time together, so that none has the others' compilers beside it; what else disturbs a pass makes it longer.
         """
-        mine: float | None = None
+        if not all(self.groups.side.exchange("passes that warm up", self._passes(WARM_UP) is not None)):
+            return None
+        answers = self.groups.side.exchange("seconds of a pass", self._passes(TIMED))
+        return None if None in answers else max(answers)
+
+    def _passes(self, count: int) -> float | None:
+        """Seconds of the quickest of so many; None where one failed."""
         try:
-            mine = median([self.strategy.trial(self.micro_batches) for _ in range(WARM_UP + TIMED)][WARM_UP:])
+            return min(self.strategy.trial(self.micro_batches) for _ in range(count))
         except Exception as error:
             # Where a forward pass is a collective, the others are stuck in it: no choice is worth that.
             if self.strategy.forwards_together and self.groups.world.size > 1:
@@ -82,11 +88,9 @@ class Trials:
                 logger.debug("it failed", exc_info=True)
             for each in with_causes(error):
                 traceback.clear_frames(each.__traceback__)
-        if mine is None:
-            gc.collect()
-            empty_cache()
-        answers = self.groups.side.exchange("seconds of a pass", mine)
-        return None if None in answers else max(answers)
+        gc.collect()
+        empty_cache()
+        return None
 
 
 @dataclass

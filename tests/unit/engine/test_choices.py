@@ -34,7 +34,7 @@ PASSES = WARM_UP + TIMED
 
 
 class Timed:
-    """A strategy whose passes take what they are said to take, the first ones longer."""
+    """A strategy whose passes take what they are said to take."""
 
     forwards_together = False
 
@@ -47,7 +47,7 @@ class Timed:
         taken = self._now()
         if isinstance(taken, Exception):
             raise taken
-        return taken if (self.passes - 1) % PASSES >= WARM_UP else 100.0
+        return taken
 
 
 def trials(now: Callable[[], float | Exception], side: Any = None) -> tuple[Timed, Trials]:
@@ -73,30 +73,41 @@ def test_the_quickest_must_be_noticeably_quicker_than_the_first() -> None:
     assert described({"varlen": 0.0121, "sdpa": None}) == "varlen 12.1 ms, sdpa failed a pass"
 
 
-def test_passes_that_warm_up_do_not_count() -> None:
-    strategy, tried = trials(lambda: 0.5)
+def test_passes_that_warm_up_do_not_count_and_of_the_others_the_quickest_does() -> None:
+    times = iter([0.1] * WARM_UP + [0.7, 0.5, 0.6, 0.9])
+    strategy, tried = trials(lambda: next(times))
     assert tried.seconds() == 0.5
     assert strategy.passes == PASSES
 
 
-def test_all_ranks_wait_for_the_slowest() -> None:
-    class Others(Alone):
-        def exchange(self, tag: str, payload: Any = None, limit_s: float | None = None) -> list[Any]:
-            return [payload, 0.7]
+class Others(Alone):
+    """Another rank, whose answers are given."""
 
-    assert trials(lambda: 0.5, Others())[1].seconds() == 0.7
+    def __init__(self, warm: bool, seconds: float | None) -> None:
+        self._answers = iter([warm, seconds])
+        self.tags: list[str] = []
+
+    def exchange(self, tag: str, payload: Any = None, limit_s: float | None = None) -> list[Any]:
+        self.tags.append(tag)
+        return [payload, next(self._answers)]
+
+
+def test_all_ranks_wait_for_the_slowest_and_begin_to_time_together() -> None:
+    side = Others(True, 0.7)
+    strategy, tried = trials(lambda: 0.5 if len(side.tags) else 0.1, side)
+    assert tried.seconds() == 0.7
+    assert strategy.passes == PASSES
+    assert side.tags == ["passes that warm up", "seconds of a pass"]
 
 
 def test_what_fails_on_one_rank_is_no_choice(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "drumline"):
         assert trials(lambda: ValueError("no kernel\nof that kind"))[1].seconds() is None
     assert "a choice is not taken: ValueError: no kernel" in caplog.text
-
-    class Others(Alone):
-        def exchange(self, tag: str, payload: Any = None, limit_s: float | None = None) -> list[Any]:
-            return [payload, None]
-
-    assert trials(lambda: 0.5, Others())[1].seconds() is None
+    for warm, passes in ((True, PASSES), (False, WARM_UP)):
+        strategy, tried = trials(lambda: 0.5, Others(warm, None))
+        assert tried.seconds() is None
+        assert strategy.passes == passes
 
 
 def test_where_passes_are_collectives_a_failure_ends_the_run() -> None:
