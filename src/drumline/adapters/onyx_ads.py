@@ -21,13 +21,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import psutil
-from pydantic import ValidationError
 
 from drumline.adapters.epoch_trainer import EpochTrainer
-from drumline.config.explain import explain
 from drumline.config.load import config_from_mapping
-from drumline.config.problem import refuse
-from drumline.config.source import from_mapping
 from drumline.errors import ConfigError, DrumlineError, LaunchError
 from drumline.hardware.inventory import detect
 from drumline.hardware.selection import select
@@ -88,12 +84,6 @@ class GPUConfig(defaults.GPUConfig):
 
     batch_size_per_gpu: samples a GPU and pass. sync_batch_norm: under DistributedDataParallel, between GPUs.
     """
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise refuse(explain(error, from_mapping(values, "GPUConfig"), defaults.GPUConfig)) from None
 
 
 def run_config(config: GPUConfig, kind: str) -> RunConfig:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-import yaml
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from drumline.config.load import apply_override, validated
+from drumline.config.problem import Place
 from drumline.config.section import Section
-from drumline.errors import ConfigError
+from drumline.config.source import Layer
 
 
 class ChatSettings(Section):
@@ -26,17 +27,7 @@ class ChatSettings(Section):
 
 def chat_settings(overrides: Sequence[str]) -> ChatSettings:
     """The settings that `key=value` texts come to. Raises ConfigError for a key or a value that cannot be meant."""
-    values = {}
+    layer = Layer({}, {(): Place("the defaults")})
     for override in overrides:
-        name, equals, text = override.partition("=")
-        if not equals or name.strip() not in ChatSettings.model_fields:
-            known = ", ".join(ChatSettings.model_fields)
-            raise ConfigError(f"--set {override} is not known", f"set one of {known}, as in --set temperature=0")
-        values[name.strip()] = yaml.safe_load(text)
-    try:
-        return ChatSettings.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = ".".join(map(str, first["loc"]))
-        field = ChatSettings.model_fields[str(first["loc"][0])]
-        raise ConfigError(f"--set {name}: {first['msg'].lower()}", f"{name} is: {field.description}") from None
+        apply_override(layer, override, example="temperature=0")
+    return validated(layer, ChatSettings)

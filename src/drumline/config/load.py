@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from drumline.config.explain import explain
 from drumline.config.fields import locate
@@ -82,13 +82,13 @@ def apply_override(layer: Layer, override: str, *, option: str = "--set", exampl
 def validated(layer: Layer, root: type[M]) -> M:
     """Make a `root` of a layer. Raises ConfigError that lists every mistake with its place."""
     _fill_kinds(layer.value, root)
-    error = None
+    error, adapter = None, TypeAdapter(root)
     try:
-        config = root.model_validate(layer.value)
+        config = adapter.validate_python(layer.value)
     except ValidationError as first:
         _restore_texts(first, layer, root)
         try:
-            config = root.model_validate(layer.value)
+            config = adapter.validate_python(layer.value)
         except ValidationError as second:
             error = second
     known = {problem.key for problem in layer.problems}

@@ -11,10 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from drumline.config.service import ServiceConfig
-from drumline.errors import ConfigError, Conflict, Forbidden, NotFound, Quota, StoreError
+from drumline.errors import Conflict, Forbidden, NotFound, Quota, StoreError
 from drumline.jobs.defaults import GPUConfig, changed
 from drumline.jobs.devices import node_of
 from drumline.jobs.intake import Accepted, accept, check_priority, most_priority
@@ -252,12 +250,7 @@ class Board:
         if who.role != "admin":
             raise Forbidden("the defaults of all jobs are an admin's matter", "ask an admin, or say it in each request")
         current, version = self.defaults()
-        try:
-            config = changed(current or GPUConfig(), change)
-        except ValidationError as error:
-            first = error.errors(include_url=False, include_context=False)[0]
-            name = ".".join(map(str, first["loc"]))
-            raise ConfigError(f"{name}: {first['msg']}", "see the table of GPUConfig") from None
+        config = changed(current or GPUConfig(), change)
         following = version if expected is None else expected
         kept = self._store.settings.put("defaults", config.model_dump(mode="json"), who.owner, following)
         self.note("defaults.set", who, f"version {kept.version}")

@@ -62,7 +62,7 @@ class GPUConfig(Section):
 def changed(current: GPUConfig, change: Mapping[str, Any]) -> GPUConfig:
     """The document after a change that names some of its fields; the others keep what they have.
 
-    Raises pydantic's ValidationError for a value that cannot be meant.
+    Raises ConfigError for a value that cannot be meant.
     """
     return GPUConfig.model_validate({**current.model_dump(), **change})
 

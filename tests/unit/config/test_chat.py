@@ -17,10 +17,10 @@ def test_values_are_yaml() -> None:
 @pytest.mark.parametrize(
     ("override", "problem"),
     [
-        ("tokens=0", "tokens: input should be greater than 0"),
-        ("device=tpu", "device: input should be"),
-        ("warmth=1", "--set warmth=1 is not known"),
-        ("raw", "--set raw is not known"),
+        ("tokens=0", "--set tokens=0: tokens: wants a whole number above 0, not 0"),
+        ("device=tpu", "device: wants auto or cpu, not 'tpu'"),
+        ("warmth=1", "--set warmth=1: warmth: there is no such key"),
+        ("raw", "write it as in --set temperature=0"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(override: str, problem: str) -> None:

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from drumline.config.load import config_from_mapping
+from drumline.errors import ConfigError
 from drumline.jobs.defaults import (
     GPUConfig,
     changed,
@@ -59,7 +59,7 @@ def test_a_partial_change_keeps_the_rest() -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError):
         changed(GPUConfig(), change)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
+from drumline.errors import ConfigError
 from drumline.jobs.requests import JobRequest
 
 
@@ -47,7 +47,7 @@ from drumline.jobs.requests import JobRequest
     ],
 )
 def test_a_request_that_cannot_be_meant_is_refused(says: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError):
         JobRequest.model_validate({"model_name": "gpt2", "texts": ["a"], **says})
 
 
@@ -61,6 +61,6 @@ def test_what_the_ads_service_sends_and_what_people_write_is_taken() -> None:
 @pytest.mark.parametrize("name", ["texts", "path", "tags"])
 def test_the_first_wrong_entry_ends_the_look_at_a_list(name: str) -> None:
     """An error has hundreds of bytes: of a body of 32 MiB there could be millions."""
-    with pytest.raises(ValidationError) as raised:
+    with pytest.raises(ConfigError) as raised:
         JobRequest.model_validate({"model_name": "gpt2", name: [1] * 5000})
-    assert raised.value.error_count() <= 3
+    assert raised.value.problem.count("\n") < 3
