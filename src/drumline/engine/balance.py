@@ -67,9 +67,12 @@ def measure_balance(
         return Balance(None, {"message": f"shares stay equal: {reason}"})
     with preserved(model, groups.device):
         micro_batch = _first_rows(source, task, config, plan)
-        groups.side.exchange("balance")  # together, as in training: ranks may share a host
-        passes = [strategy.trial([micro_batch]) for _ in range(WARM_UP + TIMED)]
-    seconds = groups.side.exchange("speed", median(passes[WARM_UP:]))
+        for _ in range(WARM_UP):
+            strategy.trial([micro_batch])
+        # Together, as in training, and not beside another rank's compiler: ranks may share a host.
+        groups.side.exchange("balance")
+        passes = [strategy.trial([micro_batch]) for _ in range(TIMED)]
+    seconds = groups.side.exchange("speed", median(passes))
     return shared_out(seconds, plan.global_batch)
 
 
