@@ -28,6 +28,7 @@ from drumline.errors import ConfigError, DrumlineError, LaunchError
 from drumline.hardware.inventory import detect
 from drumline.hardware.selection import select
 from drumline.jobs import defaults, gpu_stats
+from drumline.jobs.defaults import GPUConfig
 from drumline.jobs.finetuning import FineTuningService
 from drumline.jobs.finetuning_records import FineTuned
 from drumline.jobs.finetuning_settings import as_overrides
@@ -77,13 +78,6 @@ def __getattr__(name: str) -> Any:
 
         return router
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-class GPUConfig(defaults.GPUConfig):
-    """The document's table, with its defaults. Raises ConfigError for a name or a value that is not in it.
-
-    batch_size_per_gpu: samples a GPU and pass. sync_batch_norm: under DistributedDataParallel, between GPUs.
-    """
 
 
 def run_config(config: GPUConfig, kind: str) -> RunConfig:

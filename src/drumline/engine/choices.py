@@ -118,7 +118,8 @@ class Chooser:
         elif blocks:
             with traceless(self.model, self.groups, memory):
                 batch = self._rows(plan, MOST_TOKENS)
-                choose_compile(blocks, self._trials(batch), self.choices, passes_of(plan, batch))
+                trials = Trials(self.strategy, self.groups, [batch])
+                choose_compile(blocks, trials, self.choices, passes_of(plan, batch))
                 self._forget(batch, plan)
 
     def choose_attention(self, plan: Plan) -> None:
@@ -126,14 +127,15 @@ class Chooser:
         settings, memory = self.config.model, self._memory(plan)
         if memory is None or not isinstance(settings, HuggingFaceModel) or settings.attention != "auto":
             return
+        is_tried = self.config.train.compile != "whole"
         with traceless(self.model, self.groups, memory):
-            batch = self._rows(plan, math.inf)
+            batch = self._rows(plan, math.inf if is_tried else 1)
             packed = isinstance(batch.batch, Mapping) and "cu_seqlens" in batch.batch
             names = candidates(self.model, settings, packed=packed)
             agreed = self.groups.side.exchange("kinds of attention", names)
             names = [name for name in names if all(name in each for each in agreed)]
-            trials = None if self.config.train.compile == "whole" else self._trials(batch)
-            choose_attention(self.model, names, trials, self.choices)
+            trials = Trials(self.strategy, self.groups, [batch])
+            choose_attention(self.model, names, trials if is_tried else None, self.choices)
             self._forget(batch, plan)
 
     def _memory(self, plan: Plan) -> Memory | None:
@@ -146,9 +148,6 @@ class Chooser:
         """One row where a forward pass is a collective: if memory ran out on one rank, the others would be stuck."""
         most_tokens = 1 if self.strategy.forwards_together else most_tokens
         return some_rows(self.source, self.task, self.config, plan, most_tokens)
-
-    def _trials(self, batch: MicroBatch) -> Trials:
-        return Trials(self.strategy, self.groups, [batch])
 
     def _forget(self, batch: MicroBatch, plan: Plan) -> None:
         """Drop code for a size that the run never has: its own would be compiled for any size after that."""
@@ -165,13 +164,13 @@ def choose_attention(model: nn.Module, names: Sequence[Attention], trials: Trial
     longer than the GPU, and one kind was seen to lose by that, which was 1.15 times as fast in the run. trials: None
     where each kind would be compiled with the whole model, which takes minutes; then the first one is taken.
     """
+    if not names:
+        return
     seconds: dict[str, float | None] = {}
     if trials is not None and len(names) > 1:
         for name in names:
             set_attention(model, name)
             seconds[name] = trials.seconds()
-    if not names:
-        return
     chosen = quickest(seconds) if seconds else names[0]
     for name in names:
         if name == chosen:
