@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.chaos.service_callers import free_ports
+
 START_LIMIT_S = 60.0
 LOOK_S = 0.2
 
@@ -89,17 +91,11 @@ class SlurmCluster:
             self.run("scancel", "--user", getpass.getuser())
         for program in reversed(self._programs):
             program.terminate()
-            program.wait(30)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    try:
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
+            try:
+                program.wait(30)
+            except subprocess.TimeoutExpired:
+                program.kill()
+                program.wait()
 
 
 @contextmanager
