@@ -30,8 +30,9 @@ from drumline.plan.record import Plan
 
 logger = logging.getLogger("drumline")
 
-WARM_UP, TIMED = 2, 4
-"""Passes that are thrown away, in which kernels are chosen and code is compiled, and passes whose quickest counts."""
+WARM_UP, TIMED, IN_A_ROW = 2, 2, 3
+"""Passes that are thrown away, in which kernels are chosen and code is compiled; rows of passes whose quickest counts;
+and passes of such a row: the GPU begins after the host, which is no time lost in a run and should count little here."""
 FASTER = 0.97
 """Share of the time of the one before it that makes another kind the better one; less is what one run differs from
 the next."""
@@ -65,20 +66,20 @@ class Trials:
     micro_batches: Sequence[MicroBatch]
 
     def seconds(self) -> float | None:
-        """The quickest of some passes, the longest of all ranks; None where a pass failed on one of them.
+        """Of a pass in the quickest row, on the slowest rank; None where a pass failed on one of them.
 
         What fails is the choice that is tried, unless all choices do: then the run itself will say why. All ranks begin
         to time together, so that none has the others' compilers beside it; what else disturbs a pass makes it longer.
         """
-        if not all(self.groups.side.exchange("passes that warm up", self._passes(WARM_UP) is not None)):
+        if not all(self.groups.side.exchange("passes that warm up", self._passes(WARM_UP, 1) is not None)):
             return None
-        answers = self.groups.side.exchange("seconds of a pass", self._passes(TIMED))
+        answers = self.groups.side.exchange("seconds of a pass", self._passes(TIMED, IN_A_ROW))
         return None if None in answers else max(answers)
 
-    def _passes(self, count: int) -> float | None:
-        """Seconds of the quickest of so many; None where one failed."""
+    def _passes(self, rows: int, passes: int) -> float | None:
+        """Seconds of a pass in the quickest of so many rows of passes; None where one failed."""
         try:
-            return min(self.strategy.trial(self.micro_batches) for _ in range(count))
+            return min(self.strategy.trial(self.micro_batches, passes) for _ in range(rows)) / passes
         except Exception as error:
             # Where a forward pass is a collective, the others are stuck in it: no choice is worth that.
             if self.strategy.forwards_together and self.groups.world.size > 1:

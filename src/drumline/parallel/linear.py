@@ -1,4 +1,4 @@
-"""Linear layers whose products torchao computes in float8, int8 or with 2:4 sparse weights, in place."""
+"""Linear layers whose products are computed in float8 or int8 (by torchao) or with 2:4 sparse weights, in place."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drumline.config.compute import LinearConfig, Products
 from drumline.errors import ConfigError, MissingExtra
 from drumline.parallel.compile import find_blocks
+from drumline.parallel.sparse_product import sparse_product
 
 logger = logging.getLogger("drumline")
 
 EXTRA = "float8"
 """Name of the optional dependency that brings torchao."""
 
-MULTIPLES = {"float8": 16, "float8_rowwise": 16, "int8": 16, "sparse_24": 64}
+MULTIPLES = {"float8": 16, "float8_rowwise": 16, "int8": 16, "sparse_24": 128}
 """Both sides of a weight must be multiples of it: tiles of torch._scaled_mm and of the sparse kernels."""
 
 MOST_NAMES = 4
@@ -139,7 +139,7 @@ def converter(products: Products, *, emulated: bool) -> Converter:
         if products == "int8":
             return int8_converter()
         if products == "sparse_24":
-            return sparse_converter()
+            return lambda layer: (SparseLinear, {})
         return float8_converter("rowwise" if products == "float8_rowwise" else "tensorwise", emulated=emulated)
     except ImportError as error:
         raise MissingExtra("torchao", EXTRA) from error
@@ -182,20 +182,15 @@ def int8_converter() -> Converter:
     return lambda layer: (Int8Linear, {"config": config})
 
 
-def sparse_converter() -> Converter:
-    """Of each four weights in a row the two largest count; gradients go to all (straight through)."""
-    from torchao.sparsity.training import semi_structured_sparsify
+class SparseLinear(nn.Linear):
+    """Of each four weights in a row and in a column two count at most; gradients go to all."""
 
-    class SparseLinear(nn.Linear):
-        """torchao's own class takes no float32 weights under autocast."""
-
-        def forward(self, x: Tensor) -> Tensor:
-            """[..., in_features] to [..., out_features]."""
-            dtype = computed_in(x, self.weight)
-            weight = semi_structured_sparsify(self.weight.to(dtype), backend="cusparselt")
-            return F.linear(x.to(dtype), weight, None if self.bias is None else self.bias.to(dtype))
-
-    return lambda layer: (SparseLinear, {})
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] to [..., out_features]."""
+        dtype = computed_in(x, self.weight)
+        bias = None if self.bias is None else self.bias.to(dtype)
+        y: Tensor = sparse_product(x.to(dtype).reshape(-1, self.in_features), self.weight.to(dtype), bias, False)
+        return y.view(*x.shape[:-1], self.out_features)
 
 
 def computed_in(x: Tensor, weight: Tensor) -> torch.dtype:

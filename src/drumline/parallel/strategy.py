@@ -153,11 +153,11 @@ class Triable(Protocol):
         """Memory of one device that the first update will take for optimizer state; 0 where all of it is there."""
         ...
 
-    def trial(self, micro_batches: Sequence[MicroBatch]) -> float:
-        """Seconds that the passes of every learner over these take, without a reduction over the ranks.
+    def trial(self, micro_batches: Sequence[MicroBatch], times: int = 1) -> float:
+        """Seconds that the passes of every learner over these take, so many times, without a reduction over the ranks.
 
-        The host waits for them. Neither a gradient stays nor what they did to buffers, also where memory runs out;
-        random streams move. Where `forwards_together`, all ranks make it together.
+        The host waits for them, at the end only. Neither a gradient stays nor what they did to buffers, also where
+        memory runs out; random streams move. Where `forwards_together`, all ranks make it together.
         """
         ...
 

@@ -31,13 +31,13 @@ class Trials:
         """Of all learners' optimizers."""
         return sum(due_bytes(part.update.optimizer, self.device) for part in self._parts.values())
 
-    def trial(self, micro_batches: Sequence[MicroBatch]) -> float:
-        """Seconds that a window of every learner takes that is then dropped."""
+    def trial(self, micro_batches: Sequence[MicroBatch], times: int = 1) -> float:
+        """Seconds that windows of every learner take, one after the other, each dropped at its end."""
         self._wait()
         began = time.perf_counter()
         sizes, self._sizes = self._sizes, Sizes()  # what is tried is no batch of the run
         try:
-            for name, part in self._parts.items():
+            for name, part in [*self._parts.items()] * times:
                 windows = part.windows
                 try:
                     self._try_window(name, micro_batches)
@@ -75,13 +75,13 @@ class TrialsInTurn:
         """On each device alike."""
         return self._first.due_bytes
 
-    def trial(self, micro_batches: Sequence[MicroBatch]) -> float:
+    def trial(self, micro_batches: Sequence[MicroBatch], times: int = 1) -> float:
         """The longest that any replica takes for those of its shard."""
         self._refresh()
 
         def try_out(replica: Replica) -> float:
             with replica.here():
-                return replica.trial([each for each in micro_batches if each.shard == replica.index])
+                return replica.trial([each for each in micro_batches if each.shard == replica.index], times)
 
         seconds: list[float] = self._each(try_out, in_turn=True)
         return max(seconds)

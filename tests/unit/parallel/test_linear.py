@@ -152,13 +152,13 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    for products in ("float8", "int8", "sparse_24"):
+    for products in ("float8", "int8"):
         with pytest.raises(MissingExtra, match=r"drumline\[float8\]"):
             converted(decoder(), products)
 
 
 def test_sparse_layers_keep_their_parameters() -> None:
-    shape = DecoderShape("gpt2", 2, 2, 2, 64, 128, 0.0, True, 96, 32)
+    shape = DecoderShape("gpt2", 2, 2, 2, 128, 256, 0.0, True, 96, 32)
     model = decoder(shape)
     before, keys = list(model.parameters()), list(model.state_dict())
     converted(model, "sparse_24")
