@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,16 @@ from torch import nn
 
 from drumline.build.rows import tokenizer_hub, tokenizer_name
 from drumline.build.trained import Trained, folder_of, read_trained, whole_weights
-from drumline.build.words import WRITERS, end_of_turn
+from drumline.build.words import WRITERS
 from drumline.config.kept import Asked
 from drumline.config.model import DecoderModel, HuggingFaceModel
 from drumline.data.chat import Message
 from drumline.data.hub import local_folder
 from drumline.data.jinja_templates import own_template
-from drumline.data.templates import Template, load_template
+from drumline.data.templates import Template, answer_ends, load_template
 from drumline.data.tokenizers import Tokenizer, has_tokenizer, load_tokenizer
-from drumline.errors import ConfigError, DataError, MissingExtra
-from drumline.models.adapter_files import SETTINGS
+from drumline.errors import ConfigError, MissingExtra
+from drumline.models.adapter_files import SETTINGS, with_folder
 from drumline.models.decoder import decoder_from_config
 from drumline.models.folder import CONFIG, cast, model_of
 from drumline.models.generation import FILE, ids_of
@@ -143,33 +142,17 @@ def of_folder(source: str, device: torch.device, *, raw: bool) -> Speaker:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{base} could not be loaded as a language model: {error}", "give another folder") from error
     if adapter:
-        model = with_peft(model, folder)
+        model = with_folder(model, folder)
     tokenizer = load_tokenizer(str(folder if has_tokenizer(folder) else base))
     found = own_template(folder) or own_template(base)
     template = None if raw or found is None else Template(found, tokenizer)
     return speaker_of(model, tokenizer, template, model.generation_config.to_diff_dict(), str(source))
 
 
-def with_peft(model: Any, folder: Path) -> Any:
-    """The model with an adapter of a folder merged into it."""
-    try:
-        from peft import PeftModel
-    except ImportError as error:
-        raise MissingExtra("peft", "hf") from error
-    try:
-        return PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
-    except (ValueError, RuntimeError, KeyError) as error:
-        raise DataError(f"the adapter in {folder} does not fit its model: {error}", "give another folder") from error
-
-
 def speaker_of(
     model: nn.Module, tokenizer: Tokenizer, template: Template | None, settings: dict[str, Any], about: str
 ) -> Speaker:
-    """With the ids that end an answer: the model's own, the one after each text, and the one after a turn."""
-    ends = ids_of(settings.get("eos_token_id"))
-    with suppress(DataError):
-        ends.append(int(tokenizer.end_of_document))
-    if template is not None:
-        ends += end_of_turn(template, tokenizer)
-    settings = {**settings, "eos_token_id": list(dict.fromkeys(ends)), "pad_token_id": int(tokenizer.pad_id)}
-    return Speaker(model, tokenizer, template, settings, tuple(dict.fromkeys(ends)), about)
+    """With the ids that end an answer."""
+    ends = answer_ends(ids_of(settings.get("eos_token_id")), tokenizer, template)
+    settings = {**settings, "eos_token_id": ends, "pad_token_id": int(tokenizer.pad_id)}
+    return Speaker(model, tokenizer, template, settings, tuple(ends), about)

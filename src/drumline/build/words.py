@@ -10,8 +10,8 @@ from drumline.build.trained import Trained
 from drumline.config.schema import RunConfig
 from drumline.data.hub import TOKENIZER_FILES, fetch, local_folder
 from drumline.data.jinja_templates import find_template, own_template
-from drumline.data.templates import Template
-from drumline.data.tokenizers import Tokenizer, load_tokenizer
+from drumline.data.templates import Template, answer_ends
+from drumline.data.tokenizers import load_tokenizer
 from drumline.errors import ConfigError, DataError
 from drumline.models.folder import OTHER_NAMES, copy_files
 from drumline.rundir import write_atomic
@@ -53,21 +53,6 @@ def learned_ends(config: RunConfig, out: Path) -> tuple[list[int], int | None]:
         tokenizer = load_tokenizer(str(out))
     except DataError:  # the run read bytes, or there is no tokenizer any more
         return [], None
-    ends = list[int]()
-    with suppress(DataError):
-        ends.append(int(tokenizer.end_of_document))
     found = own_template(out)
-    if found is not None:
-        ends += end_of_turn(Template(found, tokenizer), tokenizer)
-    return list(dict.fromkeys(ends)), int(tokenizer.pad_id)
-
-
-def end_of_turn(template: Template, tokenizer: Tokenizer) -> list[int]:
-    """The control token that a template ends the assistant's turn with; none where it ends with ordinary words."""
-    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
-    try:
-        ids, learned = template.render(messages)
-    except DataError:
-        return []
-    last = ids[learned][-1:].tolist()
-    return [int(number) for number in last if not tokenizer.decode([number])]
+    template = None if found is None else Template(found, tokenizer)
+    return answer_ends([], tokenizer, template), int(tokenizer.pad_id)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -220,6 +221,23 @@ class PieceTokens:
 def load_template(name: str | None, tokenizer: Tokenizer, learn: Learn = "assistant") -> Template:
     """The template that data.template names, for this tokenizer. Raises ConfigError for one that there is not."""
     return Template(find_template(name, getattr(tokenizer, "folder", None)), tokenizer, learn)
+
+
+def answer_ends(own: Iterable[int], tokenizer: Tokenizer, template: Template | None) -> list[int]:
+    """Ids that an answer may end with: the model's own, the one after each text, and in a chat the one after a turn.
+
+    The last is a control token; there is none where the template ends the assistant's turn with ordinary words, or does
+    not show where that turn is.
+    """
+    ends = list(own)
+    with suppress(DataError):  # it has none
+        ends.append(int(tokenizer.end_of_document))
+    if template is not None:
+        with suppress(DataError):
+            ids, learned = template.render([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}])
+            last = ids[learned][-1:].tolist()
+            ends += [int(number) for number in last if not tokenizer.decode([number])]
+    return list(dict.fromkeys(ends))
 
 
 def named_tokens(tokenizer: Tokenizer) -> dict[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ from torch import nn
 
 from drumline.config.inference import ChooseTask, ClassifyTask, EmbedTask, GenerateTask, InferenceConfig, ScoreTask
 from drumline.data.images import PixelSettings
-from drumline.data.jinja_templates import find_template
-from drumline.data.templates import Template
+from drumline.data.templates import answer_ends
 from drumline.data.tokenizers import Tokenizer
-from drumline.errors import ConfigError, DataError
+from drumline.errors import ConfigError
 from drumline.infer.classify import Labels
 from drumline.infer.model_folder import Places, head_for, load_folder, places_of, tokenizer_in
 from drumline.infer.records import Predictor
@@ -201,20 +199,5 @@ def writer_of(loaded: LoadedModel, tokenizer: Tokenizer, config: InferenceConfig
     from drumline.infer.generate import GeneratePredictor
 
     prompts = PromptMaker(task.prompt, tokenizer, loaded.folder)
-    ends = answer_ends(loaded, tokenizer, task, is_chat=prompts.is_chat)
+    ends = answer_ends(loaded.settings.get("eos_token_id") or (), tokenizer, prompts.chat_template)
     return GeneratePredictor(model, tokenizer, task, prompts, ends, config.seed, loaded.weights)
-
-
-def answer_ends(loaded: LoadedModel, tokenizer: Tokenizer, task: GenerateTask, *, is_chat: bool) -> list[int]:
-    """Ids that end an answer: the model's own, the one after each text, and of a chat the one after a turn."""
-    ends = list(loaded.settings.get("eos_token_id") or ())
-    with suppress(DataError):  # it has none
-        ends.append(int(tokenizer.end_of_document))
-    if is_chat:
-        template = Template(find_template(task.prompt.template, loaded.folder), tokenizer)
-        turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
-        with suppress(DataError):  # a template that does not show where the assistant's turn is
-            ids, learned = template.render(turns)
-            last = ids[learned][-1:].tolist()
-            ends += [int(number) for number in last if not tokenizer.decode([number])]
-    return list(dict.fromkeys(ends))

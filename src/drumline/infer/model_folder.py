@@ -18,10 +18,10 @@ from drumline.config.model import HuggingFaceModel
 from drumline.data.hub import local_folder
 from drumline.data.tokenizers import Tokenizer, has_tokenizer, load_tokenizer
 from drumline.engine.recover import finds_no_memory
-from drumline.errors import ConfigError, DataError, DrumlineError, MissingExtra
+from drumline.errors import ConfigError, DrumlineError, MissingExtra
 from drumline.infer.team import in_parts
 from drumline.infer.tries import LOST, WorkerLost
-from drumline.models.adapter_files import SETTINGS, WEIGHTS, read_settings
+from drumline.models.adapter_files import SETTINGS, WEIGHTS, read_settings, with_folder
 from drumline.models.hub import find_folder, refuse_code
 from drumline.models.huggingface import Head
 from drumline.rundir import read_json
@@ -309,19 +309,9 @@ def read_model(auto: Any, places: Places, shape: Any, options: dict[str, Any]) -
 
 def with_adapter(model: Any, folder: Path, lacking: set[str], *, merged: bool) -> tuple[Any, set[str]]:
     """The model with an adapter in it, and what is lacking still. Into packed weights nothing is merged."""
-    try:
-        from peft import PeftModel
-    except ImportError as error:
-        raise MissingExtra("peft", "hf") from error
     whole = read_json(folder / SETTINGS).get("modules_to_save") or []
     still = {name for name in lacking if not any(f".{name}".find(f".{part}.") >= 0 for part in whole)}
-    try:
-        if not merged:
-            model.load_adapter(str(folder))
-            return model, still
-        return PeftModel.from_pretrained(model, str(folder)).merge_and_unload(), still
-    except (ValueError, RuntimeError, KeyError) as error:
-        raise DataError(f"the adapter in {folder} does not fit its model: {error}", "give another folder") from error
+    return with_folder(model, folder, merged=merged), still
 
 
 def refuse_lacking(config: InferenceConfig, head: Head, lacking: set[str]) -> None:

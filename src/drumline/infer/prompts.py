@@ -57,10 +57,10 @@ class PromptMaker:
         """The tokenizer is switched while control tokens in a row are encoded."""
         self._raw: RawPrompt | None = None
         found = None if config.raw else _template(config.template, tokenizer, folder)
-        self.is_chat = found is not None
-        """Whether a chat template makes the prompt."""
         self._start = np.empty(0, dtype=np.int64) if found else text_start(tokenizer)
-        self._template = Template(found, tokenizer) if found else self._as_written(tokenizer, raw=config.raw)
+        self.chat_template = Template(found, tokenizer) if found else None
+        """What makes the prompt where it is a chat."""
+        self._template = self.chat_template or self._as_written(tokenizer, raw=config.raw)
         self._try()
 
     @property

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from drumline.config.model import AdapterConfig, HuggingFaceModel
-from drumline.errors import ConfigError, MissingExtra
+from drumline.errors import ConfigError, DataError, MissingExtra
 from drumline.models.hub import find_folder
 from drumline.rundir import write_json
 
@@ -220,6 +220,24 @@ def check_base(folder: Path, name: str | None, checksum: str | None, config: Hug
             "give the model that it was trained beside"
             + ("" if checksum else f"; if it is the same under another name, write that name into its {SETTINGS}"),
         )
+
+
+def with_folder(model: Any, folder: Path, *, merged: bool = True) -> Any:
+    """Transformers' model with a folder's adapter merged into it, by peft, or beside its weights, as packed ones need.
+
+    Raises DataError for an adapter of another model.
+    """
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise MissingExtra("peft", "hf") from error
+    try:
+        if merged:
+            return PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+        model.load_adapter(str(folder))
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise DataError(f"the adapter in {folder} does not fit its model: {error}", "give another folder") from error
+    return model
 
 
 def fitted(folder: Path, found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -58,7 +58,7 @@ def test_the_tokenizers_own_template_writes_the_chat(tokenizer: HuggingFaceToken
 
 def test_a_model_folder_with_a_template_may_have_another_tokenizer(folder: Path) -> None:
     with_template = PromptMaker(PromptConfig(prompt="{text}"), ByteTokenizer(), folder)
-    assert with_template.is_chat
+    assert with_template.chat_template is not None
     ids = with_template.ids(Row(0, {"text": "a"}))
     assert ByteTokenizer().decode(ids) == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n"
 
@@ -72,7 +72,7 @@ def test_raw_prompts_stand_as_they_are(tokenizer: HuggingFaceTokenizer) -> None:
 
 def test_a_tokenizer_without_a_template_makes_raw_prompts() -> None:
     maker = PromptMaker(PromptConfig(prompt="{text}: "), ByteTokenizer(), None)
-    assert not maker.is_chat
+    assert maker.chat_template is None
     assert ByteTokenizer().decode(maker.ids(Row(0, {"text": "a"}))) == "a: "
 
 
@@ -230,7 +230,7 @@ def test_a_template_that_refuses_system_messages_is_found_at_once(tmp_path: Path
         encoding="utf-8",
     )
     plain = PromptConfig(prompt="{text}", template=str(file))
-    assert PromptMaker(plain, ByteTokenizer(), None).is_chat
+    assert PromptMaker(plain, ByteTokenizer(), None).chat_template is not None
     with pytest.raises(ConfigError, match="no system"):
         PromptMaker(plain.model_copy(update={"system": "Be kind."}), ByteTokenizer(), None)
 
