@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from drumline.build.language import by_length, language_rows, preference_rows
+from drumline.build.language import by_length, language_rows, preference_rows, window_of
 from drumline.build.rows import Loaded
 from drumline.config.data import ImageFolders
 from drumline.config.schema import RunConfig
@@ -28,9 +28,11 @@ from drumline.data.features import (
 from drumline.data.images import Pixels, PixelSettings
 from drumline.data.label_places import LabelPlaces
 from drumline.data.labels import as_numbers
+from drumline.data.length_order import ByLength
 from drumline.data.packing import NO_LABEL
 from drumline.data.padding import MULTIPLE, Pad
 from drumline.data.source import Collate
+from drumline.errors import ConfigError
 from drumline.models.huggingface import is_pretrained, text_config
 
 _LABELS_BY_TOKEN = ("preference", "token_classification", "sequence_to_sequence")
@@ -49,11 +51,25 @@ def prepare(config: RunConfig, loaded: Loaded, model: nn.Module) -> tuple[Any, A
             None if held_out is None else preference_rows(config, loaded, held_out, "data.eval"),
             make_collate(config, loaded, model),
         )
-    train = prepared(loaded.train, make_features(config, loaded, model, training=True), "data.train")
+    features = make_features(config, loaded, model, training=True)
+    if getattr(config.data, "group_by_length", None):
+        train: Any = Prepared(by_size(config, loaded), features, "data.train")
+    else:
+        train = prepared(loaded.train, features, "data.train")
     held_out = None
     if loaded.evaluation is not None:
         held_out = prepared(loaded.evaluation, make_features(config, loaded, model, training=False), "data.eval")
     return train, held_out, make_collate(config, loaded, model)
+
+
+def by_size(config: RunConfig, loaded: Loaded) -> ByLength:
+    """Training records in updates of similar size; a text's tokens are not counted for that. Raises ConfigError."""
+    if loaded.reads != "text":
+        raise ConfigError(
+            f"data.group_by_length is true, and the task reads {loaded.reads}, no texts",
+            "leave it out, or set it to false",
+        )
+    return ByLength(loaded.train, window_of(config))
 
 
 def prepared(records: Any, features: Features, name: str) -> Prepared | PreparedStream:

@@ -70,7 +70,7 @@ def language_rows(config: RunConfig, loaded: Loaded, model: nn.Module, pad_id: i
 def by_length(config: RunConfig, rows: Any) -> Any:
     """Rows of tokens in updates of similar length, unless data.group_by_length is false or they are a stream."""
     data: Any = config.data
-    if not data.group_by_length or isinstance(rows, PreparedStream):
+    if data.group_by_length is False or isinstance(rows, PreparedStream):
         return rows
     return ByLength(rows, window_of(config))
 

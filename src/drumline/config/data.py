@@ -67,10 +67,11 @@ class TextColumns(Section):
         "where the model's attention can keep them apart, and an epoch still has 8 updates: their size counts rows.",
     )
     eval_fraction: EvalFraction = 0.0
-    group_by_length: bool = Field(
-        True,
-        description="Updates of texts of similar length, where they are not packed, or pairs of them "
-        "(language_modelling, preference); drawn anew each epoch.",
+    group_by_length: bool | None = Field(
+        None,
+        description="Updates of texts of similar length, drawn anew each epoch. null: where texts are written and not "
+        "packed (language_modelling), and for pairs of answers (preference). Other tasks group records, by their size "
+        "in the file, where it is true: a text's length may say something of its label.",
     )
     check: bool = Field(
         True, description="Look through the rows before training: duplicates, empty and cut ones, labels, leakage."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drumline.config.data import HuggingFaceData, TextColumns, TextFolders
+from drumline.config.data import HuggingFaceData, RecordData, TextColumns, TextFolders
 from drumline.config.model import HuggingFaceModel
 from drumline.config.problem import Problem
 from drumline.config.schema import RunConfig
@@ -19,12 +19,15 @@ def row_problems(config: RunConfig) -> Iterator[Problem]:
     if not isinstance(data, TextColumns):
         return
     if task not in _WRITES:
-        for key in ("row_format", "template", "learn", "packing", "group_by_length"):
+        for key in ("row_format", "template", "learn", "packing"):
             value = getattr(data, key)
             if value != type(data).model_fields[key].default:
                 shown = str(value).lower() if isinstance(value, bool) else value
                 what = f"{shown} is for rows that a model learns to write, and task.kind is {task}"
                 yield _problem(key, what, "leave it out, or set task.kind to language_modelling")
+        if data.group_by_length and not isinstance(data, RecordData):
+            what = f"true, and how long the rows of data.kind {data.kind} are is not known beforehand"
+            yield _problem("group_by_length", what, "leave it out, or set data.kind to records")
         return
     yield from _format(data, task)
     yield from _packing(config, data, task)

@@ -46,6 +46,11 @@ class ChosenRows(Dataset[Any]):
         whole = getattr(self.whole, "content_key", None)
         return None if whole is None else f"{whole} {hashlib.sha256(self._places.tobytes()).hexdigest()}"
 
+    @property
+    def lengths(self) -> Any:
+        """Those of the whole data set's rows that are here, where it has lengths."""
+        return self.whole.lengths[self._places]
+
     def __getitem__(self, index: int) -> Any:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")

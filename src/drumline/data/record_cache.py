@@ -63,6 +63,11 @@ class RecordRows(Dataset[Record]):
         """Equal for equal rows: what the cache's own key stands for, and the names of the columns."""
         return f"{self.folder.stem} {sorted(self._columns.items())}"
 
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Bytes of each row in the cache, [rows]."""
+        return np.diff(np.fromfile(self.folder / "starts.bin", "<i8"))
+
     def __getitem__(self, index: int) -> Record:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")

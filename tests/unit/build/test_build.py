@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -74,6 +75,36 @@ def test_texts_into_classes(tmp_path: Path) -> None:
     batch = learns(built)
     assert batch["input_ids"].shape == (4, 12)  # 16 would be more than the context
     assert batch["labels"].tolist() == [0, 1, 0, 1]
+
+
+def test_texts_into_classes_are_grouped_by_length_where_that_is_asked_for(tmp_path: Path) -> None:
+    files = [
+        write_records(
+            tmp_path / f"{name}.jsonl", [{"text": name * (9 * row % 41 + 1), "label": name} for row in range(40)]
+        )
+        for name in "ab"
+    ]
+    section = {"train": [{"paths": [files[0]], "weight": 2.0}, files[1]], "eval_fraction": 0.1, "group_by_length": True}
+    built = build_parts(recipe(tmp_path, "classification", NGRAMS, **section, context=64))
+    order = built.train.epoch_order(0, 0, shuffle=True)
+    assert built.train.rows_per_epoch == len(order) > len(built.train) > 60
+    assert len(set(order.tolist())) == len(built.train)
+
+    def padding(order: list[int]) -> int:
+        tokens = [len(row["input_ids"]) for row in built.train.__getitems__(order)]
+        return sum(abs(one - other) for one, other in zip(tokens[::2], tokens[1::2], strict=False))
+
+    assert 0 < padding(order.tolist()) < 0.2 * padding(np.random.default_rng(0).permutation(order).tolist())
+    assert order.tolist() != built.train.epoch_order(0, 1, shuffle=True).tolist()
+    apart = built.train.epoch_order(0, 0, shuffle=False)
+    assert (apart[1:] > apart[:-1]).sum() >= len(apart) - 2  # as they come
+
+
+def test_what_is_no_text_is_not_grouped_by_length(tmp_path: Path) -> None:
+    rows = [{"x": 1.0, "label": "A"}, {"x": 2.0, "label": "B"}]
+    section = {"train": [write_records(tmp_path / "a.jsonl", rows)], "group_by_length": True}
+    with pytest.raises(ConfigError, match="the task reads numbers, no texts"):
+        build_parts(recipe(tmp_path, "classification", own(tmp_path), **section))
 
 
 def test_random_weights_follow_the_seed(tmp_path: Path) -> None:

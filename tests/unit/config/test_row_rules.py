@@ -26,6 +26,9 @@ def problems(data: str, task: str = "language_modelling", model: str = HUGGING_F
         (RECORDS, "classification"),
         (f"{RECORDS}, group_by_length: false", "language_modelling"),
         (f"{RECORDS}, group_by_length: false", "preference"),
+        (f"{RECORDS}, group_by_length: true", "classification"),
+        ("kind: datasets, path: a, group_by_length: false", "classification"),
+        ("kind: datasets, path: a, group_by_length: true", "preference"),
     ],
 )
 def test_what_goes_together(data: str, task: str) -> None:
@@ -37,7 +40,11 @@ def test_what_goes_together(data: str, task: str) -> None:
     [
         (f"{RECORDS}, learn: last", "classification", "data.learn: last is for rows that a model learns to write"),
         (f"{RECORDS}, packing: none", "contrastive", "data.packing: none is for rows that a model learns to write"),
-        (f"{RECORDS}, group_by_length: false", "contrastive", "data.group_by_length: false is for rows that a model"),
+        (
+            "kind: datasets, path: a, group_by_length: true",
+            "classification",
+            "data.group_by_length: true, and how long the rows of data.kind datasets are",
+        ),
         (f"{RECORDS}, row_format: chat", "preference", "data.row_format: chat, and task.kind preference"),
         (f"{RECORDS}, row_format: preference", "language_modelling", "data.row_format: preference, and task.kind"),
         (f"{RECORDS}, packing: packed", "preference", "data.packing: packed is for language_modelling"),
