@@ -35,7 +35,7 @@ class LinearConfig(Section):
         "default",
         description="default: the run's precision; float8: one scale a tensor; float8_rowwise: one a row; int8: one a "
         "row; sparse_24: in the run's precision, with at most two of each four weights in a row and in a column, the "
-        "largest (measured on an H200: slower than all weights, for a faster model afterwards).",
+        "largest; slower than with all of them on an H200. Checkpoints and exports hold all weights, as they are.",
     )
     skip: list[str] = Field(
         default=[],
